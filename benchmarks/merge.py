@@ -67,7 +67,6 @@ def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
     }
     if methods:
         cases |= {f"{method}, scale matched": {"method": method} for method in list(tmx.METHODS)[1:]}
-        cases["tunable_magmax, keep magnitude"] = {"keep": "magnitude"}
     tmx.merge_state_dicts(base, vectors, threads=threads)  # compiles, and touches every input once
     reference, lean = best(lower_bound), best(reading_alone)
     print(f"\nT = {tasks}, {threads} threads: lower bound {reference:.3f} s (reading alone {lean:.3f} s)")

@@ -51,7 +51,6 @@ def naive_merge(
     scale: float | str = "matched",
     scope: str = "model",
     compare: str = "all",
-    keep: str = "random",
     density: object = 0.2,
     normalize: object = "count",
     seed: int = 0,
@@ -72,7 +71,7 @@ def naive_merge(
         scopes = [layout.elements] if scope == "model" else list(layout.elements_of.values())
         for elements in scopes:
             n = list(budget) if budget is not None else naive_budget(weights or [1] * T, len(elements))
-            here, unowned = assign(elements, tau, n, compare=compare, keep=keep, seed=seed, rounds=rounds)
+            here, unowned = assign(elements, tau, n, compare=compare, seed=seed, rounds=rounds)
             owners.update(here)
             leftovers += unowned
             used_budget = [a + b for a, b in zip(used_budget, n, strict=True)]
@@ -228,7 +227,7 @@ def naive_budget(weights: Sequence[object], elements: int) -> list[int]:
 # --- section 3: who owns an element ---------------------------------------------------------------
 
 
-def assign(elements, tau, n, *, compare, keep, seed, rounds):
+def assign(elements, tau, n, *, compare, seed, rounds):
     """Owners of `elements` under the budget n, and how many were nobody's before the leftovers were given out."""
     tasks = list(tau)
     size = {t: {p: abs(float(tau[t][p])) for p in elements} for t in tasks}
@@ -244,10 +243,7 @@ def assign(elements, tau, n, *, compare, keep, seed, rounds):
             candidates = {p for p in unowned if all(size[t][p] >= size[s][p] for s in rivals)}
             room = n[t] - len(own[t])
             if len(candidates) > room:
-                if keep == "random":
-                    order = sorted((lottery(seed, 0, t, p), p) for p in candidates)
-                else:
-                    order = sorted((-size[t][p], lottery(seed, 0, t, p), p) for p in candidates)
+                order = sorted((lottery(seed, 0, t, p), p) for p in candidates)
                 candidates = {entry[-1] for entry in order[:room]}
             own[t] |= candidates
             unowned -= candidates

@@ -175,7 +175,6 @@ def merges(draw, method: str, **kind) -> Merge:
     if method == "tunable_magmax":
         options |= {
             "compare": draw(st.sampled_from(["all", "active"])),
-            "keep": draw(st.sampled_from(["random", "magnitude"])),
             "scope": draw(st.sampled_from(["model", "tensor"])),
         }
         if options["scope"] == "model" and draw(st.booleans()):

@@ -36,7 +36,7 @@ SIZES = {
 KINDS: list[dict[str, Any]] = [
     {},
     {"scope": "tensor", "scale": 0.5},
-    {"keep": "magnitude", "weights": [1, 0, 3], "memory": "40MiB"},
+    {"weights": [1, 0, 3], "memory": "40MiB"},
     {"compare": "active", "weights": [1, 2, 0], "threads": 1},
     {"method": "magmax", "out_dtype": "float32"},
     {"method": "average", "scale": 1, "shard_size": 20_000},

@@ -27,9 +27,9 @@ from tunable_magmax.cli.app import main
 from tunable_magmax.engines import vectors
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.workflows.merge import MergeOptions, check_merge
 from tunable_magmax.workflows.options import from_flat
@@ -111,7 +111,7 @@ def files(tmp_path_factory) -> tuple[Path, list[Path], list[Path]]:
 
 OPTIONS: list[dict[str, Any]] = [
     {"weights": [3, 1, 2]},
-    {"weights": [3, 1, 2], "scope": "tensor", "keep": "magnitude", "scale": 0.3},
+    {"weights": [3, 1, 2], "scope": "tensor", "scale": 0.3},
     {"weights": [0, 1, 2], "compare": "active"},
     {"method": "magmax"},
     {"method": "average", "scale": 0.5},
@@ -171,13 +171,13 @@ def test_every_way_of_running(files, tmp_path, monkeypatch) -> None:
     same("little-memory", memory="9MiB", threads=1)
     for chunk in (4096, 8192 + 64):
         with monkeypatch.context() as patch:
-            patch.setattr(NativeKernels, "chunk", chunk)
+            patch.setattr(NumbaKernels, "chunk", chunk)
             same(f"chunk-{chunk}", threads=2)
     for tile, sums in ((100, 333), (1 << 9, 1 << 9), (1 << 9, 1 << 20)):
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "TILE", tile)
             patch.setattr(vectors, "SUMS", sums)
-            patch.setattr(NativeKernels, "chunk", 1 << 14)
+            patch.setattr(NumbaKernels, "chunk", 1 << 14)
             same(f"tile-{tile}-{sums}")
     with monkeypatch.context() as patch:
         patch.setattr(vectors, "find_spec", lambda name: None)
@@ -230,14 +230,14 @@ def test_values_do_not_depend_on_what_was_read_before(files) -> None:
     """The base's values are taken as they were read last only if they are those of the same place."""
     base, tasks, dense = files
     with Inputs(base, tasks, read_options(3)) as inputs:
-        vectors = FileVectors(inputs.checkpoints)
+        base_source, source, *_ = file_sources(inputs.checkpoints)
         for tensor in inputs.layout.mergeable:
             wanted = load_file(dense[0])[tensor.name].flatten()
             size = tensor.size // 2
             for elsewhere in (None, 0, 1, tensor.size - size):
                 if elsewhere is not None:
-                    vectors.read(0, tensor, elsewhere, elsewhere + size, torch.empty(size))
-                found = vectors.read(1, tensor, 1, 1 + size, torch.empty(size))
+                    base_source.read(tensor.name, elsewhere, elsewhere + size, torch.empty(size))
+                found = source.read(tensor.name, 1, 1 + size, torch.empty(size))
                 assert torch.equal(found, wanted[1 : 1 + size])
 
 

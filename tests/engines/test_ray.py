@@ -29,7 +29,7 @@ SHARD = 300_000
 WEIGHTS = [3, 0, 0.5, 2, 1]
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"weights": WEIGHTS},
-    "tensor": {"weights": WEIGHTS, "scope": "tensor", "keep": "magnitude", "compare": "active", "scale": 0.3},
+    "tensor": {"weights": WEIGHTS, "scope": "tensor", "compare": "active", "scale": 0.3},
     "ties": {"method": "ties", "density": 0.4},
     "average": {"method": "average", "out_dtype": "bfloat16"},
 }

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from sequences import LARGE, digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.sources import FileSource, LastRead, widen
 from tunable_magmax.errors import StorageError
-from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.reading import widen
+from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.resources import AHEAD
 
 PATIENCE = 20
@@ -23,7 +22,7 @@ PATIENCE = 20
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    monkeypatch.setattr(NativeKernels, "chunk", 1 << 12)  # many pieces of few values
+    monkeypatch.setattr(NumbaKernels, "chunk", 1 << 12)  # many pieces of few values
     return save_sequence(tmp_path / "in", *sequence(3, LARGE))
 
 
@@ -33,24 +32,24 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = self.surveyed = 0
         self.changed = threading.Condition()
-        read, survey = FileVectors.read, NativeKernels.survey
+        read, survey = LastRead.read, NumbaKernels.survey
         spy = self
 
-        def noted_read(self: FileVectors, source: int, *given: Any) -> torch.Tensor:
+        def noted_read(self: LastRead, *given: Any) -> torch.Tensor:
             with spy.changed:
-                spy.begun += source == 0
+                spy.begun += 1
                 spy.changed.notify_all()
-            return read(self, source, *given)
+            return read(self, *given)
 
-        def noted_survey(self: NativeKernels, *given: Any) -> Any:
+        def noted_survey(self: NumbaKernels, *given: Any) -> Any:
             spy.before_survey()
             found = survey(self, *given)
             with spy.changed:
                 spy.surveyed += 1
             return found
 
-        monkeypatch.setattr(FileVectors, "read", noted_read)
-        monkeypatch.setattr(NativeKernels, "survey", noted_survey)
+        monkeypatch.setattr(LastRead, "read", noted_read)
+        monkeypatch.setattr(NumbaKernels, "survey", noted_survey)
 
     def before_survey(self) -> None:
         """Nothing to wait for."""
@@ -98,16 +97,16 @@ def test_same_bytes_when_the_work_is_slower_than_reading(files, tmp_path, monkey
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("at", [0, 7, 40])
 def test_an_error_of_a_reader_arrives(files, tmp_path, monkeypatch, threads, at) -> None:
-    read, lock, number = FileVectors.read, threading.Lock(), iter(range(10**9))
+    read, lock, number = FileSource.read, threading.Lock(), iter(range(10**9))
 
-    def failing(self: FileVectors, *given: Any) -> torch.Tensor:
+    def failing(self: FileSource, *given: Any) -> torch.Tensor:
         with lock:
             now = next(number)
         if now >= at:
             raise StorageError("the disk is on fire")
         return read(self, *given)
 
-    monkeypatch.setattr(FileVectors, "read", failing)
+    monkeypatch.setattr(FileSource, "read", failing)
     before = threading.active_count()
     with pytest.raises(StorageError, match="the disk is on fire"):
         merge_checkpoints(*files, tmp_path / "out", threads=threads)

@@ -14,9 +14,9 @@ from sequences import digests, save_sequence, sequence
 
 from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.sources import FileSource
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging import stream
+from tunable_magmax.merging import merge
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
 OPTIONS = {"shard_size": 10_000, "threads": 1}
@@ -50,7 +50,7 @@ def refused(files: Files, out: Path, monkeypatch: pytest.MonkeyPatch, **options:
     """The merge is refused, reads nothing and leaves everything as it was."""
     before = {path: path.stat().st_mtime_ns for path in out.parent.rglob("*")}
     with monkeypatch.context() as patch:
-        patch.setattr(FileVectors, "read", lambda *given: pytest.fail("values were read"))
+        patch.setattr(FileSource, "read", lambda *given: pytest.fail("values were read"))
         with pytest.raises(InputError, match=FULL):
             merge_checkpoints(*files, out, **{**OPTIONS, **options})
     assert {path: path.stat().st_mtime_ns for path in out.parent.rglob("*")} == before
@@ -76,14 +76,14 @@ def test_a_file_system_that_does_not_tell_its_size_is_tried(files, tmp_path, dis
 def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> None:
     merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
     planes: set[int] = set()
-    divide = stream.plan_memory
+    divide = merge.plan_memory
 
     def spilled(*given, **named):
         found = replace(divide(*given, **named), mapped=1)
         planes.add(found.planes)
         return found
 
-    for module in (local, stream):
+    for module in (local, merge):
         monkeypatch.setattr(module, "plan_memory", spilled)
     disk(weights(tmp_path / "plain"))
     refused(files, tmp_path / "out", monkeypatch)

@@ -14,22 +14,12 @@ from strategies import WEIGHTS
 
 from tunable_magmax import budget
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.budget import read_weights, split, split_each, whole_numbers
 
 quick = settings(max_examples=300, deadline=None, derandomize=True)
 
 elements = st.one_of(st.integers(0, 20), st.integers(0, 10**6), st.integers(10**12 - 1000, 10**12))
 decimals = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 weights = st.lists(st.one_of(WEIGHTS, decimals, st.integers(0, 9)), min_size=1, max_size=80).filter(any)
-
-
-@quick
-@given(weights, st.lists(elements, max_size=5))
-def test_many_budgets_at_once_are_the_same(weights, sizes):
-    whole = whole_numbers(read_weights(weights, len(weights)))
-    found = split_each(whole, sizes)
-    assert found.shape == (len(sizes), len(weights))
-    assert found.tolist() == [split(whole, size) for size in sizes]
 
 
 def test_examples():

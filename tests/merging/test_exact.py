@@ -175,7 +175,6 @@ def test_a_budget_of_magmax_counts_gives_magmax(drawn, data):
     magmax = merge(drawn.base, drawn.tasks, method="magmax", **options)
     options |= {
         "compare": data.draw(st.sampled_from(["all", "active"])),
-        "keep": data.draw(st.sampled_from(["random", "magnitude"])),
         "seed": data.draw(SEEDS),
     }
     tunable = merge(drawn.base, drawn.tasks, budget=magmax.report.counts, **options)
@@ -256,7 +255,6 @@ def test_scope_tensor_is_scope_model_for_one_tensor(drawn, data):
     options = {
         "weights": data.draw(weights(len(drawn.tasks))),
         "seed": data.draw(SEEDS),
-        "keep": data.draw(st.sampled_from(["random", "magnitude"])),
         "compare": data.draw(st.sampled_from(["all", "active"])),
         "scale": 1,
     }
@@ -321,7 +319,7 @@ def test_a_frozen_tensor_keeps_the_bytes_and_the_type_of_the_base():
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 64, 1), (5, 3, 7), (63, 1, 65), (64, 64, 64), (100, 130, 30)])
 @pytest.mark.parametrize("large", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"keep": "magnitude"}, {"compare": "active"}, {"scope": "tensor"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"compare": "active"}, {"scope": "tensor"}], ids=str)
 def test_a_frozen_tensor_between_merged_ones(sizes, large, options):
     # The task of large values is refused half of what it could have; the other gets that as leftovers, or first.
     def checkpoint(value):
@@ -518,7 +516,6 @@ def with_task(t, **changes):
         ({"seed": "7"}, ["seed", "7"]),
         ({"scope": "modle"}, ["scope", "modle", "model", "tensor"]),
         ({"compare": "activ"}, ["compare", "active", "all"]),
-        ({"keep": "randm"}, ["keep", "randm", "random"]),
     ],
     ids=str,
 )

@@ -82,17 +82,6 @@ def test_a_task_without_budget_is_no_rival_under_compare_active():
     assert result.leftovers == 0
 
 
-def test_keep_magnitude():
-    # Task 3 keeps one of {1, 3, 4}: 3, of size 4. Task 2 keeps two of {1, 2, 4}: sizes 1, 2, 0. Task 1 takes the rest.
-    result, _ = example(budget=[3, 2, 1], keep="magnitude")
-    assert owners(result) == [1, 2, 2, 3, 1, 1]
-
-
-def test_keep_magnitude_settles_equal_sizes_by_lottery():
-    result, _ = example([[0] * 6, [1, -1, 1, -1, 1, 1]], budget=[4, 2], keep="magnitude")
-    assert owners(result) == [2, 1, 1, 1, 2, 1]  # 0 and 4 come first in task 2's lottery
-
-
 def test_frozen_tensors_take_part_in_the_index_but_not_in_d():
     base = {"a": torch.zeros(2), "b": torch.zeros(4), "c": torch.zeros(3, dtype=torch.int32)}
     tasks = [dict(base), dict(base, b=torch.ones(4))]

@@ -22,7 +22,6 @@ def test_every_merge_of_a_session_equals_a_merge_of_its_own(drawn, data):
                 "scale": data.draw(st.sampled_from([0.5, "matched"])),
                 "scope": data.draw(st.sampled_from(["model", "tensor"])),
                 "compare": data.draw(st.sampled_from(["all", "active"])),
-                "keep": data.draw(st.sampled_from(["random", "magnitude"])),
                 "seed": data.draw(st.integers(0, 3)),
             }
             if METHODS[options["method"]].weights != "refused":
@@ -51,7 +50,7 @@ def test_options_that_a_method_does_not_read_change_nothing_and_are_told(method)
     tasks = [{"w": torch.randn(40, generator=noise)} for _ in range(3)]
     plain = merge_state_dicts(base, tasks, method=method)
     assert plain.report.warnings == ()
-    others = {"scope": "tensor", "compare": "active", "keep": "magnitude", "density": 0.4, "seed": 9}
+    others = {"scope": "tensor", "compare": "active", "density": 0.4, "seed": 9}
     with MergeSession(base, tasks) as session:
         for name, value in others.items():
             merged = merge_state_dicts(base, tasks, method=method, **{name: value})

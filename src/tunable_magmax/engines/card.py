@@ -17,7 +17,7 @@ from tunable_magmax.files import read_json
 from tunable_magmax.merging.report import MergeReport
 
 _PARAMETERS = (
-    "budget scale scope compare keep density normalize seed include exclude heads fitted_head".split()  # noqa: SIM905
+    "budget scale scope compare density normalize seed include exclude heads fitted_head".split()  # noqa: SIM905
 )
 _PIPELINES = {
     "ForImageClassification": "image-classification",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
@@ -23,129 +24,114 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.outputs import Job, write_weights
 from tunable_magmax.engines.ray_session import ray_session
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
 from tunable_magmax.engines.workers import Call, RayWorkers, Room, find_room
-from tunable_magmax.merging.auction import (
-    Auctioneer,
-    Group,
-    Ownership,
-    Selection,
-    SpareRows,
-    Terms,
-    auction,
-)
-from tunable_magmax.merging.group_planes import LEAST_ROOM, GroupPlanes
-from tunable_magmax.merging.kernels import TensorPlace
+from tunable_magmax.merging.assignment import Ownership, PlaneRows, assign_owners
+from tunable_magmax.merging.kernels import Keys, TensorPlace
+from tunable_magmax.merging.merge import Merge
+from tunable_magmax.merging.merged_elements import EqualScan, Groups, MergedElements, Quota
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory
-from tunable_magmax.merging.stream import Merge
 
 
-class ClusterAuctioneer(Auctioneer):
-    """Holds auctions on the planes of several workers; `wide` says of every mergeable tensor whether it is float64."""
+class ClusterElements(MergedElements):
+    """The merged elements on several workers, each with its share of them."""
 
-    def __init__(
-        self, workers: RayWorkers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: Sequence[bool]
-    ) -> None:
-        self._workers, self.places, self._wide = workers, places, wide
-        self._everyone = range(len(shares))
+    def __init__(self, workers: RayWorkers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: bool) -> None:
+        self._workers, self.places, self.wide = workers, places, wide
+        self._everyone = list(range(len(shares)))
         self._holders: dict[int, list[int]] = {}
         for k, share in enumerate(shares):
             for part in share.parts:
                 self._holders.setdefault(part.tensor, []).append(k)
-        self._groups: list[ClusterGroupPlanes] = []
+        self._groups: list[ClusterPlaneGroup] = []
 
-    def select(
-        self, groups: Sequence[Sequence[int]], spare: SpareRows, choose: Callable[[int, Selection], list[int]]
-    ) -> list[list[int]]:
-        chosen = []
-        for number, members in enumerate(groups):
-            tensors = [self.places[k].tensor for k in members]
-            everywhere = len(members) == len(self.places)
-            holders = self._everyone if everywhere else sorted({k for t in tensors for k in self._holders[t]})
-            chosen.append(choose(number, Selection(self._group(tensors, holders), spare)))
-        return chosen
-
-    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
-        """Leaves groups that are on one worker entirely to that worker, and auctions the others from here, in order."""
+    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
+        """Leaves groups that are on one worker entirely to that worker, and assigns the others from here, in order."""
         owners: dict[int, Ownership] = {}
         alone: dict[int, list[int]] = {}
+        by_tensor = [Quota(self._tensors(quota.members), quota.budget) for quota in quotas]
         shared: list[tuple[int, list[int]]] = []
-        by_tensor = [Group(tuple(self.places[k].tensor for k in group.members), group.budget) for group in groups]
-        for number, group in enumerate(by_tensor):
-            holders = sorted({k for tensor in group.members for k in self._holders[tensor]})
+        for number, quota in enumerate(by_tensor):
+            holders = sorted({k for tensor in quota.members for k in self._holders[tensor]})
             if len(holders) == 1:
                 alone.setdefault(holders[0], []).append(number)
             else:
                 shared.append((number, holders))
         calls = deque(
-            Call(k, "auctions", ([by_tensor[n] for n in own], terms), lasting=True) for k, own in alone.items()
+            Call(k, "assign_groups", ([by_tensor[n] for n in own], rows, seed), lasting=True)
+            for k, own in alone.items()
         )
         for call, results in self._workers.each(calls):
             owners |= dict(zip(alone[call.worker], results, strict=True))
         for number, holders in shared:
-            selection = Selection(self._group(by_tensor[number].members, holders), terms.spare)
-            owners[number] = auction(selection, by_tensor[number].budget, terms)
-        return [owners[number] for number in range(len(groups))]
-
-    def finish(self) -> None:
-        """Sends the steps that no worker has got yet."""
-        for group in self._groups:
+            group = ClusterPlaneGroup(self._workers, holders, by_tensor[number].members)
+            owners[number] = assign_owners(group, rows, by_tensor[number].budget, seed)
             group.finish()
+        return [owners[number] for number in range(len(quotas))]
 
-    def _group(self, tensors: Sequence[int], holders: Sequence[int]) -> GroupPlanes:
-        members = tuple(tensors) if len(tensors) < len(self.places) else None
-        group = ClusterGroupPlanes(self._workers, holders, members, any(self._wide[k] for k in tensors))
-        self._groups.append(group)
-        return cast(GroupPlanes, group)
+    def count_magnitudes(
+        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        asked = [self._tensors(group) for group in groups]
+        answers = self._ask("count_magnitudes", asked, tasks, prefixes, digit)
+        return np.asarray(np.sum(answers, axis=0))
+
+    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
+        answers = self._ask("scan_equal", [self._tensors(group) for group in groups], scans)
+        return [_added(parts) for parts in zip(*answers, strict=True)]
+
+    def _tensors(self, members: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.places[k].tensor for k in members)
+
+    def _ask(self, name: str, *arguments: Any) -> list[Any]:
+        calls = deque(Call(k, name, arguments) for k in self._everyone)
+        return [answer for _, answer in self._workers.each(calls)]
 
 
-def _concatenate(answers: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    first, second = zip(*answers, strict=True)
-    return np.concatenate(first), np.concatenate(second)
+def _added(scanned: Sequence[tuple[int, Keys]]) -> tuple[int, Keys]:
+    return sum(below for below, _ in scanned), np.concatenate([keys for _, keys in scanned])
 
 
-class ClusterGroupPlanes:
-    """Planes of a group of tensors on several workers, with the operations of `GroupPlanes`.
+class ClusterPlaneGroup:
+    """A `PlaneGroup` on several workers. What has no result waits, and goes with the next operation that has one."""
 
-    An operation without a result waits, and goes with the next one that has a result.
-    """
-
-    room = LEAST_ROOM
-    """In all: 2.4 MB that travel, and what each worker has memory for, should they all be its own."""
-
-    ADDS_UP: ClassVar[dict[str, Callable[[list[Any]], Any]]] = {
-        "tally": sum,
-        "histogram": lambda answers: np.sum(answers, axis=0),
-        "narrow": lambda answers: np.sum(answers, axis=0),
-        "sift": _concatenate,
-        "look": lambda answers: (sum(n for n, _ in answers), np.concatenate([numbers for _, numbers in answers])),
-    }
-    """How the workers' answers become one, by operation; the others have no result."""
-
-    def __init__(
-        self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool
-    ) -> None:
-        self._workers, self._holders, self._tensors, self.wide = workers, holders, tensors, wide
+    def __init__(self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...]) -> None:
+        self._workers, self._holders, self._tensors = workers, holders, tensors
         self._waiting: list[Step] = []
 
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self._waiting.append((operation, arguments))
-            return self.ADDS_UP[operation](self._send()) if operation in self.ADDS_UP else None
+    def fill(self, row: int) -> None:
+        self._waiting.append(("fill", (row,)))
 
-        return call
+    def count_common(self, row: int, other: int) -> int:
+        return sum(self._send("count_common", row, other))
+
+    def intersect(self, row: int, other: int, out: int) -> None:
+        self._waiting.append(("intersect", (row, other, out)))
+
+    def subtract(self, row: int, other: int) -> None:
+        self._waiting.append(("subtract", (row, other)))
+
+    def unite(self, row: int, other: int) -> None:
+        self._waiting.append(("unite", (row, other)))
+
+    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
+        return _added(self._send("scan_keys", row, free, chosen, lottery_state, low, high))
+
+    def choose_scanned(self, chosen: int, highest: int) -> None:
+        self._waiting.append(("choose_scanned", (chosen, highest)))
 
     def finish(self) -> None:
-        """Sends the steps that wait."""
+        """Sends the operations that wait."""
         if self._waiting:
-            self._send()
+            name, arguments = self._waiting.pop()
+            self._send(name, *arguments)
 
-    def _send(self) -> list[Any]:
-        steps, self._waiting = self._waiting, []
-        calls = deque(Call(k, "auction_steps", (self._tensors, self.wide, steps), lasting=True) for k in self._holders)
+    def _send(self, name: str, *arguments: Any) -> list[Any]:
+        steps, self._waiting = [*self._waiting, (name, arguments)], []
+        calls = deque(Call(k, "plane_steps", (self._tensors, steps), lasting=True) for k in self._holders)
         return [answer for _, answer in self._workers.each(calls)]
 
 
@@ -173,35 +159,36 @@ class ClusterMerge(Merge):
 
     def __init__(self, workers: RayWorkers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
         super().__init__(
-            inputs.sources(FileVectors(inputs.checkpoints)),
+            inputs.sources(file_sources(inputs.checkpoints)),
             options,
             kernels_for(torch.device("cpu")),
             Limits(threads=1),
         )
         self._workers, self._shares = workers, shares
 
-    def look(self) -> Survey:
-        self.method.assume(self.layout.elements)
+    def scan(self, elements: int) -> Survey:
+        self.method.set_element_count(elements)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
-        for share, answer in zip(self._shares, self._ask("look"), strict=True):
+        for share, answer in zip(self._shares, self._ask("scan"), strict=True):
             survey.add(answer, [part.tensor for part in share.parts])
         return survey
 
-    def conclude(self, found: Survey) -> None:
-        super().conclude(found)
-        self._ask("conclude", found.changed, self.elements)
+    def apply(self, survey: Survey, elements: int | None = None) -> None:
+        super().apply(survey, elements)
+        self._ask("apply", survey.changed, self.elements, self._wide)
+
+    @property
+    def _wide(self) -> bool:
+        return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
 
     def _mark(self) -> None:
         """Does nothing: each worker marks its candidates anew if it has to, once it knows what is merged."""
 
     def choose(self) -> None:
-        wide = [tensor.working == "F64" for tensor in self.layout.mergeable]
-        auctioneer = ClusterAuctioneer(self._workers, self._shares, self.places, wide)
-        self.method.decide(auctioneer)
-        auctioneer.finish()
-        self._ask("settle", self.method)
+        self.method.decide(ClusterElements(self._workers, self._shares, self.places, self._wide))
+        self._ask("take_over", self.method)
 
-    def make_stash(self, places: Sequence[TensorPlace]) -> None:
+    def cache_delta(self, places: Sequence[TensorPlace]) -> None:
         """Does nothing: the workers keep what they measure."""
 
     def measure(self, places: Sequence[TensorPlace]) -> None:

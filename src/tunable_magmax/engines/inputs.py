@@ -19,13 +19,13 @@ from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.model_config import model_type
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
-from tunable_magmax.engines.vectors import factor_bytes, working_bytes
+from tunable_magmax.engines.sources import factor_bytes
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import identities, show_size
 from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources, Vectors
+from tunable_magmax.merging.walker import Source, Sources
 
 PathLike = str | Path
 
@@ -118,13 +118,12 @@ class Inputs:
         return replace(
             layout,
             derived=frozenset(self.adapters),
-            working_bytes=max(map(working_bytes, adapters), default=0),
             factor_bytes=sum(map(factor_bytes, adapters)),
         )
 
-    def sources(self, vectors: Vectors) -> Sources:
-        """Returns what a merge of the inputs works on, if it reads values through `vectors`."""
-        return Sources(self.layout, vectors, self.labels, tuple(self.warnings()))
+    def sources(self, sources: Sequence[Source], in_memory: bool = False) -> Sources:
+        """Returns what a merge of the inputs works on, if it reads values from these sources."""
+        return Sources(self.layout, sources, self.labels, tuple(self.warnings()), in_memory)
 
     def described(self) -> dict[str, str]:
         """Returns descriptions of the tasks that are adapters, by role."""

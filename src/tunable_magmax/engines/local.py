@@ -28,23 +28,21 @@ from tunable_magmax.engines.outputs import (
     write_weights,
 )
 from tunable_magmax.engines.settings import Additions, OutputSettings, Resources
-from tunable_magmax.engines.vectors import DeviceVectors, FileVectors
+from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
-from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.merge import Merge
+from tunable_magmax.merging.methods import Method, read_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Vectors
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
-    factor_room,
     kernels_for,
     open_device,
     plan_memory,
     read_threads,
 )
-from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
 
 COMPLETE = "{out} is complete, made from the same inputs with the same options; overwrite (--overwrite) makes it again"
@@ -65,13 +63,12 @@ def merge_checkpoints(
     tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike,
     *,
-    method: str = "tunable_magmax",
+    method: str | type[Method] = "tunable_magmax",
     weights: Any = None,
     budget: Sequence[int] | Mapping[str, int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
-    keep: str = "random",
     density: float | Sequence[float] = 0.2,
     normalize: bool | str = "count",
     seed: int = 0,
@@ -125,7 +122,6 @@ def merge_checkpoints(
         scale=scale,
         scope=scope,
         compare=compare,
-        keep=keep,
         density=density,
         normalize=normalize,
         seed=seed,
@@ -135,7 +131,7 @@ def merge_checkpoints(
         fitted_head=fitted_head,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
-    resources.check_method(method)
+    resources.check_method(options.method)
     settings = OutputSettings(shard_size, overwrite, names, additions)
     target, started = Path(out), time.time()
     settings.task_names(len(tasks))
@@ -268,11 +264,8 @@ def merge_of(
 ) -> Merge:
     """Returns the merge of opened checkpoints on this machine; `spill` is where planes go that need disk."""
     memory, device = resources.memory_bytes, open_device(resources.device)
-    vectors: Vectors = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
-    if device.type != "cpu":
-        vectors = DeviceVectors(vectors)
     return Merge(
-        inputs.sources(vectors),
+        inputs.sources(file_sources(inputs.checkpoints, device)),
         options,
         kernels_for(device),
         Limits(resources.threads, memory, spill, progress),

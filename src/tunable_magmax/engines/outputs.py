@@ -33,10 +33,10 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.layout import Layout
+from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge
+from tunable_magmax.merging.walker import cast_copied
 
 COPY_BLOCK = 1 << 20
 

@@ -80,7 +80,7 @@ class Resources:
         tunable_magmax.errors.InputError: method 'tsv' merges matrices whole, and workers of engine 'ray' have parts of
         them: use engine 'local'
         """
-        if self.engine == "ray" and name in METHODS and METHODS[name].whole:
+        if self.engine == "ray" and name in METHODS and METHODS[name].merges_matrices:
             raise InputError(
                 f"method {name!r} merges matrices whole, and workers of engine 'ray' have parts of them: "
                 "use engine 'local'"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,18 +24,18 @@ from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.outputs import output_tensors, shard_data
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import ClusterError, InputError, StorageError
-from tunable_magmax.merging.auction import Group, Ownership, Terms
-from tunable_magmax.merging.group_planes import GroupPlanes
-from tunable_magmax.merging.kernels import SLOTS, Counts, VectorKernels
+from tunable_magmax.merging.assignment import LocalPlaneGroup, Ownership, PlaneRows
+from tunable_magmax.merging.kernels import SLOTS, Keys
 from tunable_magmax.merging.layout import Layout, Mergeable
-from tunable_magmax.merging.methods import METHODS, Method
+from tunable_magmax.merging.merge import Findings, Merge
+from tunable_magmax.merging.merged_elements import EqualScan, Groups, LocalElements, Quota
+from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources, Vectors
 from tunable_magmax.merging.report import Survey
-from tunable_magmax.merging.resources import Limits, factor_room, kernels_for
-from tunable_magmax.merging.stream import Findings, Merge
+from tunable_magmax.merging.resources import Limits, kernels_for
+from tunable_magmax.merging.walker import Source, Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Share:
 
 def _cut(tensor: Mergeable, part: Part) -> Mergeable:
     infos = tuple(replace(info, shape=(part.stop - part.start,)) for info in tensor.infos)
-    return replace(tensor, infos=infos, element=tensor.element + part.start)
+    return Mergeable(tensor.name, infos, tensor.element + part.start, (part.tensor, tensor.size))
 
 
 def divide(layout: Layout, out_dtype: str | None, workers: int) -> list[Share]:
@@ -101,40 +101,15 @@ def divide(layout: Layout, out_dtype: str | None, workers: int) -> list[Share]:
     return [Share(tuple(parts), tuple(copied)) for parts, copied in shares if parts or copied]
 
 
-class PartVectors:
-    """`Vectors` for a worker's ranges of tensors."""
+class PartSource:
+    """A `Source` of a worker's ranges of tensors; `starts` says by name with which element of a tensor each begins."""
 
-    def __init__(self, vectors: Vectors, whole: Layout, share: Share) -> None:
-        self.borrows = vectors.borrows
-        self._vectors = vectors
-        self._of = {whole.mergeable[part.tensor].name: (whole.mergeable[part.tensor], part) for part in share.parts}
+    def __init__(self, source: Source, starts: Mapping[str, int]) -> None:
+        self._source, self._starts = source, starts
 
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        whole, part = self._of[tensor.name]
-        return self._vectors.read(source, whole, part.start + start, part.start + stop, scratch)
-
-
-class PartMethod(Method):
-    """A method for a worker's ranges of tensors: it treats a range as it treats the whole tensor."""
-
-    def __init__(self, method: Method, whole: Layout, share: Share) -> None:
-        super().__init__(method.options, method.tasks)
-        self.method, self.spare, self.cuts_by_magnitude = method, method.spare, method.cuts_by_magnitude
-        self.elements = whole.elements
-        """How many elements all workers merge."""
-        self._places = [(part.tensor, whole.mergeable[part.tensor].size) for part in share.parts]
-
-    def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
-        return self.method.marks(*self._places[tensor])
-
-    def assume(self, elements: int) -> bool:
-        return self.method.assume(self.elements)
-
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
-        return self.method.combined(*self._places[tensor])
-
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
-        return self.method.combine(kernels, chunk, self._places[tensor][0], planes, out)
+    def read(self, name: str, start: int, stop: int, scratch: Tensor) -> Tensor:
+        first = self._starts[name]
+        return self._source.read(name, first + start, first + stop, scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +137,22 @@ class Slice:
 
 
 Step = tuple[str, tuple[Any, ...]]
-"""The name of an operation of `GroupPlanes`, and its arguments."""
+"""The name of an operation of `PlaneGroup`, and its arguments."""
 
 
 class Worker:
-    """Does one share of a merge. The driver calls the methods in the order in which they stand here."""
+    """Does one share of a merge. The driver calls the methods in the order in which they stand here.
+
+    Tensors go by their numbers in the whole merge's layout.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._groups: dict[tuple[int, ...] | None, GroupPlanes] = {}
+        self._groups: dict[tuple[int, ...], LocalPlaneGroup] = {}
         self._done: dict[str, tuple[int, int]] = {}
 
     def begin(self, assignment: Assignment) -> None:
-        """Opens the inputs and prepares the merge.
-
-        What the driver can read and this worker can't is a `ClusterError`, so that finished shards are kept.
-        """
+        """Opens the inputs and prepares the merge. What the driver can read and this worker can't is an error."""
         self._assignment = assignment
         options, share = assignment.options, assignment.share
         try:
@@ -186,61 +161,72 @@ class Worker:
             raise ClusterError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
         if self._inputs.layout != assignment.layout:
             raise ClusterError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
-        self._method = PartMethod(
-            METHODS[options.method](options, len(assignment.tasks)), assignment.layout, assignment.share
-        )
-        room = factor_room(assignment.layout, assignment.memory)
-        vectors = PartVectors(FileVectors(self._inputs.checkpoints, room), assignment.layout, share)
+        layout = share.layout(assignment.layout)
+        sources: list[Source] = []
+        for k, source in enumerate(file_sources(self._inputs.checkpoints)):
+            names = zip(layout.names(k), share.parts, strict=True)
+            sources.append(PartSource(source, {name: part.start for name, part in names}))
+        limits = Limits(assignment.threads, assignment.memory, _own_file(assignment.spill), self._note_progress)
+        kernels = kernels_for(torch.device("cpu"))
         self._merge = self._stack.enter_context(
-            Merge(
-                Sources(share.layout(assignment.layout), vectors, self._inputs.labels),
-                options,
-                kernels_for(torch.device("cpu")),
-                Limits(assignment.threads, assignment.memory, _own_file(assignment.spill), self._note_progress),
-                self._method,
-            )
+            Merge(Sources(layout, sources, self._inputs.labels), options, kernels, limits)
         )
 
-    def look(self) -> Survey:
+    def scan(self) -> Survey:
         """Surveys the share."""
-        return self._merge.look()
+        return self._merge.scan(self._assignment.layout.elements)
 
-    def conclude(self, changed: NDArray[np.bool_], elements: int) -> None:
-        """Takes over what is merged: `changed` [all tensors, T] and the number of elements are the whole merge's."""
+    def apply(self, changed: NDArray[np.bool_], elements: int, wide: bool) -> None:
+        """Takes over what is merged: `changed` [all tensors, T], the number of elements, and whether some are float64.
+
+        All are the whole merge's.
+        """
         tensors = [part.tensor for part in self._assignment.share.parts]
-        survey = Survey.nothing(len(tensors), self._method.tasks)
+        survey = Survey.nothing(len(tensors), changed.shape[1])
         survey.changed[:] = changed[tensors]
-        self._method.elements = elements
-        self._merge.conclude(survey)
-        self._auctioneer = self._merge.auctioneer()
-        self._position = {tensors[place.tensor]: k for k, place in enumerate(self._auctioneer.places)}
+        self._merge.apply(survey, elements)
+        self._elements: LocalElements = self._merge.merged_elements()
+        self._elements.wide = wide
+        self._position = {tensors[place.tensor]: k for k, place in enumerate(self._elements.places)}
 
-    def auction_steps(self, tensors: tuple[int, ...] | None, wide: bool, steps: Sequence[Step]) -> Any:
-        """Does steps of an auction that the driver holds, on some tensors or all; returns the last one's result."""
+    def plane_steps(self, tensors: tuple[int, ...], steps: Sequence[Step]) -> Any:
+        """Does steps of an assignment that the driver makes, on some tensors; returns the last one's result."""
         if tensors not in self._groups:
-            held = self._position if tensors is None else [k for k in tensors if k in self._position]
-            members = [self._position[k] for k in held]
-            self._groups[tensors] = self._auctioneer.group_planes(members, wide, self._merge.walker.each)
+            self._groups[tensors] = self._elements.plane_group(self._here(tensors))
         result = None
         for name, arguments in steps:
             result = getattr(self._groups[tensors], name)(*arguments)
         return result
 
-    def auctions(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
-        """Holds auctions of tensors that are here entirely; the groups' members are tensors of the whole merge."""
-        here = [Group(tuple(self._position[k] for k in group.members), group.budget) for group in groups]
-        return self._auctioneer.hold(here, terms)
+    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
+        """Assigns the elements of groups of tensors that are here entirely."""
+        here = [Quota(self._here(quota.members), quota.budget) for quota in quotas]
+        return self._elements.assign_groups(here, rows, seed)
 
-    def settle(self, method: Method) -> None:
+    def count_magnitudes(
+        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        """Counts this share's elements of groups of tensors by a digit of their magnitude."""
+        return self._elements.count_magnitudes([self._here(group) for group in groups], tasks, prefixes, digit)
+
+    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
+        """Answers scans for this share's elements."""
+        return self._elements.scan_equal([self._here(group) for group in groups], scans)
+
+    def _here(self, tensors: Sequence[int]) -> tuple[int, ...]:
+        """Returns the places of those tensors of which this worker has a part."""
+        return tuple(self._position[k] for k in tensors if k in self._position)
+
+    def take_over(self, method: Method) -> None:
         """Takes over what the driver's method has decided."""
-        self._method.method = method
+        self._merge.method = method
         self._groups.clear()
 
     def measure(self, tensors: Sequence[int]) -> Findings:
         """Counts owners and measures the merged vector of its ranges of some tensors; keeps it if memory allows."""
-        places = [self._auctioneer.places[self._position[k]] for k in tensors if k in self._position]
+        places = [self._elements.places[k] for k in self._here(tensors)]
         if self._merge.options.scale is None:
-            self._merge.make_stash(places)
+            self._merge.cache_delta(places)
         self._merge.measure(places)
         return self._findings()
 

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 
@@ -110,21 +109,6 @@ def split(weights: Sequence[int], elements: int) -> list[int]:
         if remainder and weight > 0:
             shares[k] += 1
             remainder -= 1
-    return shares
-
-
-def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Splits each of many sizes [sizes, tasks]: with `scope: tensor` there is one for every tensor of a model.
-
-    >>> split_each([1, 0, 1, 1], [8, 3]).tolist()
-    [[3, 0, 3, 2], [1, 0, 1, 1]]
-    """
-    if sum(weights) * max([1, *sizes]) >= 1 << 63:  # beyond numpy's integers
-        return np.array([split(weights, size) for size in sizes], np.int64).reshape(-1, len(weights))
-    each, many = np.array(weights, np.int64), np.array(sizes, np.int64).reshape(-1, 1)
-    shares: NDArray[np.int64] = each * many // sum(weights)
-    heirs = np.cumsum(each > 0) * (each > 0)  # 1 for the first task that has a weight, 2 for the next
-    shares += (heirs > 0) & (heirs <= many - shares.sum(axis=1, keepdims=True))
     return shares
 
 

@@ -34,6 +34,8 @@ class Mergeable:
     name: str
     infos: tuple[TensorInfo, ...]
     element: int
+    part_of: tuple[int, int] | None = None
+    """For a range of a tensor, which stands as one where several workers merge: the tensor's number and its size."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,10 +66,12 @@ class Layout:
     warnings: tuple[str, ...]
     derived: frozenset[int] = frozenset()
     """Sources whose values are computed from the base's: adapters."""
-    working_bytes: int = 0
-    """Memory that a thread needs to compute such values, beside its buffers."""
     factor_bytes: int = 0
-    """Memory that all threads together can use to compute them faster."""
+    """Memory that it takes to compute such values."""
+
+    def names(self, source: int) -> list[str]:
+        """Returns the names of the mergeable tensors in the base (0) or a task."""
+        return [tensor.infos[source].name for tensor in self.mergeable]
 
     @property
     def elements(self) -> int:
@@ -81,7 +85,7 @@ def allowed(name: str, include: Sequence[str] | None, exclude: Sequence[str] | N
     >>> allowed("head.weight", None, ["head.*"]), allowed("layer.0.bias", ["layer.*"], None)
     (False, True)
     """
-    if include and not any(fnmatchcase(name, pattern) for pattern in include):
+    if include is not None and not any(fnmatchcase(name, pattern) for pattern in include):
         return False
     return not any(fnmatchcase(name, pattern) for pattern in exclude or ())
 

@@ -1,208 +1,99 @@
-"""The methods, each a small class behind one interface, and the table of them. To add one: write it and list it.
-
-The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the
-merged task vector of each chunk, in any order and in several threads. A method works through the operations of the
-kernels and of the auctioneer, which are the same on every device; where none fits, its `vector` is a formula in torch.
-A method that is no formula of single elements is given its matrices whole (`whole`).
-"""
+"""The methods, each a small class. To add one: write it and list it at the end of this file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.auction import Auctioneer, Owners, SpareRows, Terms
-from tunable_magmax.merging.budget import split, split_each, whole_numbers
-from tunable_magmax.merging.kernels import Counts, TensorPlace, VectorKernels
-from tunable_magmax.merging.options import DEFAULTS, MATCHED, Options, one_of
-from tunable_magmax.merging.singular import Part, Triples, triples_of, united
-
-
-class Method:
-    """A way to make one task vector of many. Subclasses override what they need; many need `vector` alone.
-
-    >>> import torch
-    >>> class LowerMedian(Method):
-    ...     def vector(self, vectors):
-    ...         return torch.stack(list(vectors)).median(dim=0).values
-    """
-
-    weights: ClassVar[str] = "refused"
-    """What weights mean: "shares" (normalised), "factors" (as they are, default 1) or "refused"."""
-
-    takes_budget: ClassVar[bool] = False
-    """Whether a budget may be given instead of weights."""
-
-    reads: ClassVar[tuple[str, ...]] = ()
-    """Options beyond weights and scale that shape the result."""
-
-    owns: ClassVar[bool] = False
-    """Whether every element has one task as its owner."""
-
-    default_scale: ClassVar[float | str] = MATCHED
-    """The scale of a merge for which none is given."""
-
-    whole: ClassVar[bool] = False
-    """Whether matrices are merged whole, by `matrix`, one after the other; other tensors go through `combine`. Such a
-    method gives the same result on every machine within a tolerance, not to the bit."""
-
-    cuts_by_magnitude: bool = False
-    """Whether elements are chosen by magnitude over all of the model or a tensor, which takes further walks."""
-
-    own_planes: ClassVar[bool] = False
-    """Whether the method needs planes that no other merge uses, because it writes over marked candidates."""
-
-    spare: SpareRows | None = None
-    """The rows of bit planes behind the method's own; None for methods that need no planes."""
-
-    budget: tuple[int, ...] | None = None
-
-    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        """With `reusable`, candidates that were marked serve for several merges, if the method marks any."""
-        self.options = options
-        self.tasks = tasks
-        self.reusable = reusable
-        self.kept: dict[tuple[int, int], Any] = {}
-        """What merges of the same checkpoints share, by tensor and task, if the method is `reusable`."""
-
-    @property
-    def plane_rows(self) -> int:
-        """Rows of bit planes that the method works in."""
-        return 0 if self.spare is None else self.spare.stop
-
-    @property
-    def leftovers(self) -> int | None:
-        """How many elements were nobody's candidates; None for methods without an auction."""
-        return None
-
-    def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
-        """For the survey: which tasks are compared, and the plane row that marks each one's candidates (-1: none)."""
-        return [False] * self.tasks, [-1] * self.tasks
-
-    def assume(self, elements: int) -> bool:
-        """Takes `elements` as the number that is merged; returns whether marks made before no longer hold."""
-        return False
-
-    def expected_budget(self, elements: int) -> tuple[int, ...] | None:
-        """Returns the budget if `elements` are merged; None for methods without one."""
-        return None
-
-    def decide(self, auctioneer: Auctioneer) -> None:
-        """Decides what concerns all elements, before the first one is merged. Most methods have nothing to decide."""
-
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
-        """Returns the tasks (from 0) whose values `combine` looks at in a tensor; it may be given no others."""
-        return range(self.tasks)
-
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
-        """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
-        return kernels.apply(chunk, self.vector, out)
-
-    def vector(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
-        raise NotImplementedError(f"{type(self).__name__} has neither `vector` nor `combine`")
-
-    def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
-        """Returns the merged task vector of a matrix, in its working type or float64, if the method is `whole`.
-
-        `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is whole and has no `matrix`")
-
-    def shares(self) -> tuple[Fraction, ...]:
-        """Returns the weights, normalised; equal ones where none are given."""
-        weights = self.options.weights or (Fraction(1),) * self.tasks
-        total = sum(weights)
-        return tuple(weight / total for weight in weights)
-
-    def factors(self) -> tuple[float, ...]:
-        """Returns the weights as plain factors, 1 where none are given."""
-        return tuple(float(weight) for weight in self.options.weights or (Fraction(1),) * self.tasks)
+from tunable_magmax.merging.assignment import PlaneRows
+from tunable_magmax.merging.budget import split, whole_numbers
+from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
+from tunable_magmax.merging.merged_elements import MergedElements, Owners
+from tunable_magmax.merging.method import METHODS as METHODS
+from tunable_magmax.merging.method import Method as Method
+from tunable_magmax.merging.method import method_named
+from tunable_magmax.merging.options import DEFAULTS, Options
+from tunable_magmax.merging.singular import TaskMatrix, Triples, triples_of, united
 
 
 class TunableMagmax(Method):
-    """The paper's method: exactly n_t elements from task t, by largest magnitude (rules 3 to 7)."""
+    """The paper's method: exactly n_t elements from task t, by largest magnitude (docs/method.md, section 3)."""
 
     weights = "shares"
     takes_budget = True
-    reads = ("scope", "compare", "keep", "seed")
+    reads = ("scope", "compare", "seed")
     owns = True
 
     def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
+        """With `reusable`, every task has a row in a place that no option moves, and the assignment leaves it alone."""
         super().__init__(options, tasks, reusable)
         self._proportions = whole_numbers(options.weights) if options.weights else (1,) * tasks
         wanted = [reusable or n > 0 for n in options.budget or self._proportions]
-        self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
-        self.cuts_by_magnitude = options.keep == "magnitude"
-        self.spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
+        self._rows = PlaneRows.for_tasks(wanted, lasting=reusable)
+        self.plane_rows = self._rows.count
         self._active: list[bool] | None = None
         self._owners: Owners | None = None
 
-    @property
-    def leftovers(self) -> int | None:
-        return None if self._owners is None else self._owners.leftovers
+    def set_element_count(self, elements: int) -> bool:
+        before, self._active = self._active, self._with_a_budget(elements)
+        # Only `compare: active` looks at who has a budget, and a tiny weight's share can become nothing as d shrinks.
+        return self.options.compare == "active" and self.options.scope == "model" and self._active != before
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self._proportions, elements))
 
-    def assume(self, elements: int) -> bool:
-        before = self._active
-        self._active = [n > 0 for n in self.expected_budget(elements)]
-        # Only `compare: active` looks at who has a budget, and a tiny weight's share can become nothing as d shrinks.
-        return self.options.compare == "active" and self.options.scope == "model" and self._active != before
+    def _with_a_budget(self, elements: int) -> list[bool]:
+        return [n > 0 for n in self.expected_budget(elements)]
 
-    def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+    def compared_and_rows(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+        rows = self._rows.candidates
         if self.options.compare == "all":
-            last = max((t for t in range(self.tasks) if self.rows[t] >= 0), default=-1)  # nobody later matters
-            return [t <= last for t in range(self.tasks)], self.rows
+            last = max((t for t in range(self.tasks) if rows[t] >= 0), default=-1)  # nobody later matters
+            return [t <= last for t in range(self.tasks)], rows
         active = self._taking_part(size)
-        return active, [row if taking_part else -1 for row, taking_part in zip(self.rows, active, strict=True)]
+        return active, [row if taking_part else -1 for row, taking_part in zip(rows, active, strict=True)]
 
     def _taking_part(self, size: int) -> list[bool]:
         if self.options.scope == "tensor":
-            return [n > 0 for n in self.expected_budget(size)]
+            return self._with_a_budget(size)
         assert self._active is not None
         return self._active
 
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
-    def groups(self, places: Sequence[TensorPlace]) -> tuple[list[list[int]], NDArray[np.int64]]:
-        """Returns which of the merged tensors share a budget (rule 7), and the budgets [groups, tasks]."""
-        elements = sum(place.size for place in places)
-        if self.options.budget is not None and sum(self.options.budget) != elements:
+    def decide(self, merged: MergedElements) -> None:
+        places, budget = merged.places, self.options.budget
+        if budget is not None and sum(budget) != merged.elements:
             raise InputError(
-                f"the budget sums to {sum(self.options.budget):,}, but {elements:,} elements are merged; "
+                f"the budget sums to {sum(budget):,}, but {merged.elements:,} elements are merged; "
                 "make it sum to that, or give weights instead"
             )
-        everything = list(range(len(places)))
-        groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
-        if self.options.budget is not None:
-            budgets = np.array([self.options.budget] * len(groups), np.int64).reshape(-1, self.tasks)
-        else:
-            budgets = split_each(self._proportions, [sum(places[k].size for k in group) for group in groups])
-        self.budget = tuple(budgets.sum(axis=0).tolist())
-        return groups, budgets
+        groups = _groups(places, self.options.scope)
+        budgets = [
+            list(budget) if budget is not None else split(self._proportions, sum(places[k].size for k in group))
+            for group in groups
+        ]
+        self.budget = tuple(sum(each) for each in zip(*budgets, strict=True)) or (0,) * self.tasks
+        self._owners = merged.assign(groups, budgets, self._rows, self.options.seed)
+        self.leftovers = self._owners.leftovers
 
-    def decide(self, auctioneer: Auctioneer) -> None:
-        assert self.spare is not None
-        groups, budgets = self.groups(auctioneer.places)
-        terms = Terms(tuple(self.rows), self.spare, self.options.seed, self.options.keep)
-        self._owners = auctioneer.auctions(groups, budgets, terms)
-
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         assert self._owners is not None
+        assert planes is not None
         return kernels.gather(chunk, self._owners.rows[tensor], planes, out)
+
+
+def _groups(places: Sequence[TensorPlace], scope: str) -> list[list[int]]:
+    """Returns which of the merged tensors share a budget: all, or each has its own."""
+    everything = list(range(len(places)))
+    return [everything] if scope == "model" else [[k] for k in everything]
 
 
 class Magmax(Method):
@@ -210,7 +101,7 @@ class Magmax(Method):
 
     owns = True
 
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         return kernels.largest(chunk, out)
 
 
@@ -219,10 +110,10 @@ class LastTask(Method):
 
     owns = True
 
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
         return [self.tasks - 1]
 
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         return kernels.single(chunk, self.tasks - 1, out)
 
 
@@ -231,10 +122,10 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, factor in enumerate(self.factors()) if factor]
 
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         kept = [(t, factor) for t, factor in enumerate(self.factors()) if factor]
         kernels.weighted_sum(chunk, [t for t, _ in kept], [factor for _, factor in kept], out)
         return None
@@ -264,10 +155,10 @@ class RandomMix(Method):
         self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
         return self.drawn
 
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         lottery_state = lottery.lottery_state(self.options.seed, lottery.RANDOM_MIX, 0)
         return kernels.draw(chunk, self.drawn, self.tops, lottery_state, out)
 
@@ -277,36 +168,33 @@ class Ties(Method):
 
     weights = "factors"
     reads = ("scope", "density", "normalize", "seed")
-    cuts_by_magnitude = True
-    own_planes = True
+    counts_magnitudes = True
 
     def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
         super().__init__(options, tasks, reusable)
         self.voters = [t for t, factor in enumerate(self.factors()) if factor]
-        self.spare = SpareRows.after(len(self.voters), True)
-        self._rows: Sequence[int] = ()
+        self._cuts: dict[int, list[Cut]] = {}
 
-    def combined(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
         return self.voters
 
-    def decide(self, auctioneer: Auctioneer) -> None:
-        assert self.spare is not None
-        densities, places = self.options.densities(self.tasks), auctioneer.places
-        if self.options.scope == "model":
-            groups, least = [list(range(len(places)))], 0
-        else:
-            groups, least = [[k] for k in range(len(places))], 1  # of each tensor something, as mergekit does it
+    def decide(self, merged: MergedElements) -> None:
+        densities, places = self.options.densities(self.tasks), merged.places
+        groups = _groups(places, self.options.scope)
+        least = 1 if self.options.scope == "tensor" else 0  # of each tensor something, as mergekit does it
         sizes = [sum(places[k].size for k in group) for group in groups]
         wanted = [
-            [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for size in sizes]
-            for t in self.voters
+            [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters]
+            for size in sizes
         ]
-        self._rows = auctioneer.keep_largest(self.voters, groups, wanted, self.spare, self.options.seed)
+        cuts = merged.largest(self.voters, groups, wanted, self.options.seed)
+        self._cuts = {places[k].tensor: own for group, own in zip(groups, cuts, strict=True) for k in group}
 
-    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         factors = [self.factors()[t] for t in self.voters]
         shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
-        kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._rows, planes, out)
+        states = [lottery.lottery_state(self.options.seed, lottery.TIES_CUT, t + 1) for t in self.voters]
+        kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._cuts[tensor], states, out)
         return None
 
 
@@ -314,10 +202,10 @@ class TaskSingularVectors(Average):
     """Of each matrix, the largest singular triples of every task, as many as its share; else the weighted mean."""
 
     default_scale = 1.0
-    whole = True
+    merges_matrices = True
 
     def ranks(self, shape: tuple[int, int]) -> list[int]:
-        """Returns how many triples each task gives to a matrix: its share of the rank, by rule 3."""
+        """Returns how many triples each task gives to a matrix: its share of the rank."""
         weights = whole_numbers(self.options.weights) if self.options.weights else (1,) * self.tasks
         return split(weights, min(shape))
 
@@ -325,12 +213,12 @@ class TaskSingularVectors(Average):
         tall = shape[0] > shape[1]
         short, long = sorted(shape)
 
-        def part(task: int, rank: int) -> Part:
+        def task_matrix(task: int, rank: int) -> TaskMatrix:
             values = vector(task)
             matrix = (values.mT if tall else values).double()
-            return Part(matrix, self._triples(tensor, task, matrix), rank)
+            return TaskMatrix(matrix, self._triples(tensor, task, matrix), rank)
 
-        made = united((part(task, rank) for task, rank in enumerate(self.ranks(shape)) if rank), short, long)
+        made = united((task_matrix(task, rank) for task, rank in enumerate(self.ranks(shape)) if rank), short, long)
         if made is None:
             return torch.zeros_like(vector(0))
         return made.mT if tall else made
@@ -345,7 +233,7 @@ class TaskSingularVectors(Average):
         return found
 
 
-METHODS: dict[str, type[Method]] = {
+METHODS |= {
     "tunable_magmax": TunableMagmax,
     "magmax": Magmax,
     "average": Average,
@@ -367,7 +255,7 @@ def read_options(tasks: int, **given: Any) -> Options:
         given["scale"] = getattr(given.get("weights"), "scale", None)  # that of a preference
     if tasks == 0:
         raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
-    name = one_of(given.get("method", DEFAULTS["method"]), "method", tuple(METHODS))
+    name = given["method"] = method_named(given.get("method", DEFAULTS["method"]))
     has_weights, has_budget = (given.get(key) is not None for key in ("weights", "budget"))
     if has_weights and has_budget:
         raise InputError("weights and a budget were both given; give one of them")
@@ -391,7 +279,7 @@ def unused_options(options: Options) -> Iterator[str]:
     ['density has no effect with magmax; it is for ties']
     """
     usual = Options.read(1)
-    for name in ("scope", "compare", "keep", "density", "normalize", "seed"):
+    for name in ("scope", "compare", "density", "normalize", "seed"):
         if getattr(options, name) != getattr(usual, name) and name not in METHODS[options.method].reads:
             readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
             yield f"{name} has no effect with {options.method}; it is for {readers}"

@@ -21,7 +21,6 @@ DEFAULTS: dict[str, Any] = {
     "scale": None,
     "scope": "model",
     "compare": "all",
-    "keep": "random",
     "density": 0.2,
     "normalize": "count",
     "seed": 0,
@@ -45,7 +44,6 @@ class Options:
     """None stands for `matched`."""
     scope: str
     compare: str
-    keep: str
     density: Fraction | tuple[Fraction, ...]
     """What TIES keeps of each task vector: one share for all, or one for each."""
     normalize: str
@@ -70,7 +68,6 @@ class Options:
             scale=_read_scale(options["scale"]),
             scope=one_of(options["scope"], "scope", ("model", "tensor")),
             compare=one_of(options["compare"], "compare", ("all", "active")),
-            keep=one_of(options["keep"], "keep", ("random", "magnitude")),
             density=_read_density(options["density"], tasks),
             normalize=_read_normalize(options["normalize"]),
             seed=_read_seed(options["seed"]),

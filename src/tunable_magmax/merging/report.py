@@ -26,7 +26,7 @@ class Survey:
     """Which tensors each task changed [tensors, T], what is wrong with them, and how far the last task moved them.
 
     >>> found = Survey.nothing(tensors=1, tasks=2)
-    >>> found.odd[0, 1] += 3
+    >>> found.nonfinite[0, 1] += 3
     >>> found.changed[0] = True
     >>> found.refuse(["w"], ["base", "task 1", "task 2"])
     Traceback (most recent call last):
@@ -36,7 +36,7 @@ class Survey:
     """
 
     changed: NDArray[np.bool_]
-    odd: NDArray[np.int64]
+    nonfinite: NDArray[np.int64]
     """Values that are NaN or infinite in base and tasks [tensors, T + 1]; 0 where all differences are finite."""
     overflow: NDArray[np.bool_]
     """Whether a difference of finite values is infinite [tensors, T]."""
@@ -47,26 +47,26 @@ class Survey:
     def nothing(cls, tensors: int, tasks: int) -> Survey:
         """Returns a survey in which nothing changed and all is finite."""
         shape = (tensors, tasks)
-        odd = np.zeros((tensors, tasks + 1), np.int64)
-        return cls(np.zeros(shape, np.bool_), odd, np.zeros(shape, np.bool_), np.zeros(tensors))
+        nonfinite = np.zeros((tensors, tasks + 1), np.int64)
+        return cls(np.zeros(shape, np.bool_), nonfinite, np.zeros(shape, np.bool_), np.zeros(tensors))
 
     def add(self, part: Survey, tensors: Sequence[int]) -> None:
         """Adds the survey of parts of the given tensors, at most one part of each."""
         places = list(tensors)
         self.changed[places] |= part.changed
-        self.odd[places] += part.odd
+        self.nonfinite[places] += part.nonfinite
         self.overflow[places] |= part.overflow
         self.squares[places] += part.squares
 
     def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """Raises an `InputError` that lists every merged tensor with values that can't be merged."""
-        if not (self.odd.any() or self.overflow.any()):
+        if not (self.nonfinite.any() or self.overflow.any()):
             return
         problems: list[str] = []
         for k, name in enumerate(names):
             if not self.changed[k].any():
                 continue
-            for label, count in zip(labels, self.odd[k], strict=True):
+            for label, count in zip(labels, self.nonfinite[k], strict=True):
                 if count:
                     problems.append(f"{label}: {name!r} has {count:,} values that are NaN or infinite")
             for label, too_far in zip(labels[1:], self.overflow[k], strict=True):
@@ -196,10 +196,6 @@ class MergeReport:
             if values is not None and len(values) != report.tasks:
                 raise InputError(f"not a merge report: {what} has {len(values)} items for {report.tasks} tasks")
         return report
-
-
-STRETCHED = 2.0
-"""A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
 
 
 def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:

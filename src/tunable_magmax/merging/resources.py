@@ -12,9 +12,9 @@ import torch
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.group_planes import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
-from tunable_magmax.merging.kernels import SLOTS, Kernels
+from tunable_magmax.merging.kernels import Kernels, padded
 from tunable_magmax.merging.layout import Layout
+from tunable_magmax.merging.merged_elements import COUNT_BYTES
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.singular import kept_bytes, working_bytes
@@ -28,8 +28,6 @@ CHUNK_A_THREAD = 1 << 15
 they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
 AHEAD = 2
 """Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
-LIST_SHARE = 32
-"""A list of magnitudes takes at most this part of the memory, or what histograms need anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +52,12 @@ class MemoryPlan:
     planes: int
     mapped: int
     """What is in memory of planes on disk; 0 if they are in memory."""
-    stash: int
+    cached_delta: int
+    """What is kept of the merged vector between the walk that measures it and the one that writes; 0 if nothing is."""
     ahead: int
     """Ranges that are begun and not yet taken."""
     pool: int
     """Threads, each with a range of its own: more than may work at a time where values have to be read."""
-    room: int = 0
-    """Elements that each selection by magnitude may list at a time."""
 
     @property
     def spill(self) -> bool:
@@ -69,7 +66,7 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        return self.workspace + (self.mapped or self.planes) + self.stash
+        return self.workspace + (self.mapped or self.planes) + self.cached_delta
 
 
 def open_device(name: str | None) -> torch.device:
@@ -98,9 +95,9 @@ def loops_compile() -> bool:
 def kernels_for(device: torch.device) -> Kernels:
     """Returns the fastest kernels for tensors on `device`."""
     if device.type == "cpu" and loops_compile():
-        from tunable_magmax.merging.kernels.native import NativeKernels  # slow to import
+        from tunable_magmax.merging.kernels.numba_ops import NumbaKernels  # slow to import
 
-        return NativeKernels()
+        return NumbaKernels()
     from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 
     return TorchKernels(device)
@@ -109,7 +106,7 @@ def kernels_for(device: torch.device) -> Kernels:
 def plan_memory(
     layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, borrows: bool = True
 ) -> MemoryPlan:
-    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector."""
     threads = read_threads(threads) if kernels.threads else 1
     while threads > 1 and memory is not None:
         try:
@@ -132,56 +129,44 @@ def _plan_for(
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = METHODS[options.method](options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
-    stash = layout.elements * width if options.scale is None else 0
+    delta = layout.elements * width if options.scale is None else 0
     ahead = AHEAD * threads
     pool = ahead if borrows else threads
-    # A list as long as that takes less than a byte for each element, and then at most the merge's share below.
-    room = max(LEAST_ROOM, layout.elements // 64)
-    selections = threads if options.scope == "tensor" else 1
     if memory is None:
-        return MemoryPlan(threads, kernels.chunk, 0, planes, 0, stash, ahead, pool, room)
+        return MemoryPlan(threads, kernels.chunk, 0, planes, 0, delta, ahead, pool)
 
-    # Histograms of magnitudes, and after them lists in the same memory.
-    if method.cuts_by_magnitude:
-        room = max(LEAST_ROOM, min(room, memory // LIST_SHARE // LISTED_BYTES // selections))
-        lists = max(BATCH_BYTES, room * LISTED_BYTES) * selections
-    else:
-        room = lists = 0
-    deriving = pool * layout.working_bytes + factor_room(layout, memory) + whole_bytes(layout, options)
-    # Each thread's chunk, its raw read, its merged vector, the result before a cast, and a pair of vectors for a cut by
-    # magnitude; then results that wait to be written.
-    vectors = (tasks + 1 if borrows else 1) + 2 + (2 if method.cuts_by_magnitude else 0)
+    counts = 2 * COUNT_BYTES if method.counts_magnitudes else 0
+    beside = counts + layout.factor_bytes + matrix_bytes(layout, options)
+    # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
+    vectors = (tasks + 1 if borrows else 1) + 2
     per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
 
     def chunk_beside(kept: int) -> int:
         chunk = kernels.chunk
-        while (
-            chunk * per_element > min(memory // 2, memory - max(kept, span) - lists - deriving)
-            and chunk > SMALLEST_CHUNK
-        ):
+        while chunk * per_element > min(memory // 2, memory - max(kept, span) - beside) and chunk > SMALLEST_CHUNK:
             chunk //= 2
         return chunk
 
     # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
     large_enough = min(GOOD_CHUNK, chunk_beside(0))
-    choices = (chunk_beside(kept) for kept in (planes + stash, planes, 0) if kept <= memory - memory // 16)
+    choices = (chunk_beside(kept) for kept in (planes + delta, planes, 0) if kept <= memory - memory // 16)
     chunk = next(chunk for chunk in choices if chunk >= large_enough)
-    workspace = chunk * per_element + lists + deriving
+    workspace = chunk * per_element + beside
     least = workspace + span
     if least > memory:
         raise InputError(
             f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
-            f"give at least {-(-least // 2**20)} MiB{_because_whole(layout, options)}"
+            f"give at least {-(-least // 2**20)} MiB{_because_of_matrices(layout, options)}"
         )
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(threads, chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool, room)
+    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
 
 
-def whole_bytes(layout: Layout, options: Options) -> int:
+def matrix_bytes(layout: Layout, options: Options) -> int:
     """Returns the memory for the largest matrix, if the method merges matrices whole; else 0."""
     return max((working_bytes(*matrix[1:]) for matrix in _matrices(layout, options)), default=0)
 
@@ -193,31 +178,21 @@ def triples_bytes(layout: Layout, options: Options, tasks: int) -> int:
 
 def _matrices(layout: Layout, options: Options) -> Iterator[tuple[str, int, int, int]]:
     """Yields name, rows, columns and bytes of a value of each matrix that is merged whole."""
-    if METHODS[options.method].whole:
+    if METHODS[options.method].merges_matrices:
         for tensor in layout.mergeable:
             if len(tensor.shape) == 2:
                 yield tensor.name, *tensor.shape, 8 if tensor.working == "F64" else 4
 
 
-def _because_whole(layout: Layout, options: Options) -> str:
+def _because_of_matrices(layout: Layout, options: Options) -> str:
     if not (matrices := list(_matrices(layout, options))):
         return ""
     name, rows, columns, _ = max(matrices, key=lambda matrix: working_bytes(*matrix[1:]))
-    size = -(-whole_bytes(layout, options) // 2**20)
+    size = -(-matrix_bytes(layout, options) // 2**20)
     return (
         f", of which {size} are for {name!r} [{rows}, {columns}], since {options.method} merges matrices whole, one at "
         "a time; or leave such matrices out with exclude patterns"
     )
-
-
-def factor_room(layout: Layout, memory: int) -> int:
-    """Returns how many bytes may keep factors of adapters."""
-    return min(layout.factor_bytes, memory // 8)
-
-
-def padded(size: int) -> int:
-    """Returns the slots that a tensor takes in the planes."""
-    return -(-size // SLOTS) * SLOTS
 
 
 def read_threads(threads: int | None) -> int:

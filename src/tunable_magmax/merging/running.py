@@ -11,9 +11,9 @@ from torch import Tensor
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.layout import build_layout
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.merging.reading import does_not_fit, working_dtype
 from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
+from tunable_magmax.merging.walker import does_not_fit, working_dtype
 
 
 class RunningMagmax:

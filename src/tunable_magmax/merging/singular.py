@@ -28,7 +28,7 @@ class Triples:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TaskMatrix:
     """What one task gives: its matrix [short, long] in float64, its triples, and how many of these are taken."""
 
     matrix: Tensor
@@ -53,13 +53,13 @@ def triples_of(matrix: Tensor) -> Triples:
     return Triples(values[-rank:].flip(0) * largest, vectors[:, -rank:].flip(1))
 
 
-def united(parts: Iterable[Part], short: int, long: int) -> Tensor | None:
+def united(parts: Iterable[TaskMatrix], short: int, long: int) -> Tensor | None:
     """Returns the matrix [short, long] made of the parts' triples, with both factors made orthogonal; None if zero.
 
     The parts may be made one at a time: a part is let go before the next one is asked for.
 
     >>> matrices = [torch.diag(torch.tensor(row, dtype=torch.float64)) for row in ([2, 0], [0, 1])]
-    >>> united((Part(matrix, triples_of(matrix), 1) for matrix in matrices), 2, 2)
+    >>> united((TaskMatrix(matrix, triples_of(matrix), 1) for matrix in matrices), 2, 2)
     tensor([[2., 0.],
             [0., 1.]], dtype=torch.float64)
     """

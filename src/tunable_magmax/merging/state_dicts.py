@@ -14,14 +14,14 @@ from torch.nn import Module
 
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
+from tunable_magmax.merging.layout import Layout, build_layout
+from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources, cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import Limits, kernels_for
-from tunable_magmax.merging.stream import Merge
+from tunable_magmax.merging.walker import Sources, cast_copied
 from tunable_magmax.showing import plural
 
 StateDict = Mapping[str, Tensor]
@@ -64,10 +64,10 @@ class Merged:
             )
         names = given.state_dict().keys()
         if names != self.state_dict.keys():
-            odd = sorted(names ^ self.state_dict.keys())
+            other = sorted(names ^ self.state_dict.keys())
             raise InputError(
-                f"{type(given).__name__} is another model than the one that was merged: {some_of(odd, show=repr)} "
-                f"{'is' if len(odd) == 1 else 'are'} in one of them only; give a module with the base's tensors"
+                f"{type(given).__name__} is another model than the one that was merged: {some_of(other, show=repr)} "
+                f"{'is' if len(other) == 1 else 'are'} in one of them only; give a module with the base's tensors"
             )
         model = copy.deepcopy(given)
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -85,13 +85,12 @@ def merge_state_dicts(
     base: StateDict | Module,
     tasks: Tasks,
     *,
-    method: str = "tunable_magmax",
+    method: str | type[Method] = "tunable_magmax",
     weights: Any = None,
     budget: Sequence[int] | Mapping[str, int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
-    keep: str = "random",
     density: float | Sequence[float] = 0.2,
     normalize: bool | str = "count",
     seed: int = 0,
@@ -125,7 +124,6 @@ def merge_state_dicts(
         scale=scale,
         scope=scope,
         compare=compare,
-        keep=keep,
         density=density,
         normalize=normalize,
         seed=seed,
@@ -176,8 +174,13 @@ def merge_in_memory(
 ) -> Merge:
     """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    sources = Sources(layout, MemoryVectors(layout, base, tasks, device), labels)
-    return Merge(sources, options, kernels_for(device), Limits(threads=threads), method)
+    sources = [
+        MemorySource({name: source[name].detach().reshape(-1).contiguous() for name in layout.names(k)})
+        for k, source in enumerate([base, *tasks])
+    ]
+    return Merge(
+        Sources(layout, sources, labels, in_memory=True), options, kernels_for(device), Limits(threads=threads), method
+    )
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:
@@ -190,6 +193,8 @@ def signature_of(tensors: StateDict, label: str) -> Signature:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{label}: {name!r} is a {type(tensor).__name__}, expected a tensor")
+        if tensor.is_meta:
+            raise InputError(f"{label}: {name!r} has no values, its device is 'meta': load the checkpoint first")
         code = dtype_code(tensor.dtype)
         if code is None or tensor.layout != torch.strided:
             raise InputError(f"{label}: {name!r} is a {tensor.layout} tensor of {tensor.dtype}, which can't be merged")
@@ -209,26 +214,17 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
 
 
-class MemoryVectors:
-    """`Vectors` over dicts of tensors: views wherever a tensor already has the working type."""
+class MemorySource:
+    """A `Source` of tensors in memory: views wherever they have the type that is asked for."""
 
-    borrows = False
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """The tensors are flat."""
+        self._tensors = tensors
 
-    def __init__(self, layout: Layout, base: StateDict, tasks: Sequence[StateDict], device: torch.device) -> None:
-        self._device = device
-        self._flat = [
-            {
-                info.name: source[info.name].detach().reshape(-1).contiguous()
-                for info in (tensor.infos[k] for tensor in layout.mergeable)
-            }
-            for k, source in enumerate([base, *tasks])
-        ]
-
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        values = self._flat[source][tensor.infos[source].name][start:stop]
-        if values.dtype == scratch.dtype and values.device == self._device:
-            return values
-        return scratch.copy_(values)
+    def read(self, name: str, start: int, stop: int, scratch: Tensor) -> Tensor:
+        values = self._tensors[name][start:stop]
+        same = (values.dtype, values.device) == (scratch.dtype, scratch.device)
+        return values if same else scratch.copy_(values)
 
 
 def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
@@ -274,13 +270,13 @@ class MergeSession:
         start, given, self._names = _tensors(base), *_named(tasks)
         ends = [_tensors(task) for task in given]
         self._module = _module(base)
-        self._base, self._tasks, self._threads = start, ends, threads
+        self._base, self._tasks = start, ends
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(ends), **self._patterns)
         layout, labels = _layout_of([start, *ends], options)
         method = METHODS[options.method](options, len(ends), reusable=True)
         self._merge = merge_in_memory(layout, start, ends, options, labels, threads, method)
-        self._marked: list[tuple[bool, ...]] = []
+        self._open = True
         with torch.no_grad():
             self._merge.survey()
 
@@ -295,6 +291,7 @@ class MergeSession:
 
     def close(self) -> None:
         """Frees the vectors and planes."""
+        self._open = False
         self._merge.__exit__()
 
     @property
@@ -305,30 +302,17 @@ class MergeSession:
     @torch.no_grad()
     def merge(self, **given: Any) -> Merged:
         """Merges; the options are those of `merge_state_dicts`, less include and exclude."""
+        if not self._open:
+            raise InputError("this MergeSession is closed: open another one")
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
         for what in ("weights", "budget"):
             given[what] = in_order(given.get(what), self._names, what)
         options = read_options(len(self._tasks), **self._patterns, **given)
-        method = METHODS[options.method](options, len(self._tasks), reusable=True)
-        if method.own_planes:
-            base = self._base if self._module is None else self._module
-            merged = merge_state_dicts(base, self._tasks, threads=self._threads, **self._patterns, **given)
-            return replace(merged, report=replace(merged.report, names=self._names))
-        merge = self._merge
-        merge.restart(options, method, mark=self._needs_marks(method))
+        merge, method = self._merge, METHODS[options.method](options, len(self._tasks), reusable=True)
+        merge.restart(options, method)
         merge.decide()
         values = merge.values()
         report = merge.report()
         report = replace(report, warnings=(*unused_options(options), *report.warnings), names=self._names)
         return Merged(assemble(self._base, merge.layout, values, options), report, self._module)
-
-    def _needs_marks(self, method: Method) -> bool:
-        """Whether candidates must be marked again, because other tasks are compared than last time."""
-        if not method.plane_rows:
-            return False
-        method.assume(self.elements)
-        compared = [tuple(method.marks(place.tensor, place.size)[0]) for place in self._merge.places]
-        known = self._marked or [(True,) * len(self._tasks)] * len(compared)
-        self._marked = compared
-        return compared != known

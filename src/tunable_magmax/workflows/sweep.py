@@ -21,7 +21,7 @@ from tunable_magmax.engines.local import check_companions, completed, fingerprin
 from tunable_magmax.engines.log import Log
 from tunable_magmax.engines.outputs import Job, expected_shards, space_problem, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
-from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
+from tunable_magmax.engines.sources import loaded_sources, tensors_to_load
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (
     Progress,
@@ -33,6 +33,7 @@ from tunable_magmax.files import (
     write_atomic,
 )
 from tunable_magmax.merging.budget import read_weights
+from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
@@ -40,12 +41,11 @@ from tunable_magmax.merging.resources import (
     Limits,
     available_memory,
     kernels_for,
+    matrix_bytes,
     plan_memory,
     read_threads,
     triples_bytes,
-    whole_bytes,
 )
-from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
 
 VERSION = 1
@@ -161,10 +161,8 @@ def sweep_checkpoints(
             with _loaded(opened, progress) as merge:
                 merge.survey()
                 (folder / SUMMARY).unlink(missing_ok=True)
-                # Candidates depend on the point if tasks without a budget are not compared.
-                marks = opened.options.method == "tunable_magmax" and opened.options.compare == "active"
                 for point in opened.todo:
-                    merge.restart(_at_point(opened.options, point), _method_at(opened.options, point), mark=marks)
+                    merge.restart(_at_point(opened.options, point), _method_at(opened.options, point))
                     merge.decide()
                     reports[point.name] = _write_point(merge, opened, point)
                     if progress is not None:
@@ -253,11 +251,11 @@ class _Opened:
         layout, kernels = self.inputs.layout, kernels_for(torch.device("cpu"))
         plan = plan_memory(layout, self.options, kernels, self.resources.threads, None, borrows=False)
         width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
-        each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16) + layout.working_bytes
+        each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16)
         loaded = sum(info.nbytes for info in tensors_to_load(layout).values())
-        whole = whole_bytes(layout, self.options)
+        whole = matrix_bytes(layout, self.options)
         whole += triples_bytes(layout, self.options, len(self.inputs.paths) - 1)
-        return loaded + plan.planes + plan.stash + SPARE + plan.threads * each + layout.factor_bytes + whole
+        return loaded + plan.planes + plan.cached_delta + SPARE + plan.threads * each + layout.factor_bytes + whole
 
     def problems(self) -> Iterator[str]:
         """Yields what prevents the sweep: too little memory, or too little space on disk."""
@@ -400,10 +398,12 @@ def _remove(folder: Path, name: str) -> None:
 def _loaded(opened: _Opened, progress: Progress | None) -> Merge:
     """Loads the inputs and returns the merge of them."""
     inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
-    vectors = LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress)
+    sources = inputs.sources(
+        loaded_sources(inputs.checkpoints, inputs.layout, read_threads(threads), progress), in_memory=True
+    )
     # Without weights it has the most rows of planes that it can have, so that every point's method fits into them.
     method = METHODS[options.method](options, len(inputs.paths) - 1, reusable=True)
-    return Merge(inputs.sources(vectors), options, kernels_for(torch.device("cpu")), Limits(threads), method)
+    return Merge(sources, options, kernels_for(torch.device("cpu")), Limits(threads), method)
 
 
 def _at_point(options: Options, point: Point) -> Options:

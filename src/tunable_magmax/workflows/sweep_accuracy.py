@@ -24,8 +24,8 @@ from tunable_magmax.workflows.prefer import completed
 from tunable_magmax.workflows.sweep import SUMMARY, Sweep, SweepPoint
 
 MEASURED, TABLE = "measured.jsonl", "sweep.csv"
-FIXED = ("scope", "compare", "keep", "density", "include", "exclude", "out_dtype")
-USUAL = {"scope": "model", "compare": "all", "keep": "random"}
+FIXED = ("scope", "compare", "density", "include", "exclude", "out_dtype")
+USUAL = {"scope": "model", "compare": "all"}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tunable_magmax.errors import InputError, StorageError, closest, one_line, s
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge
+from tunable_magmax.merging.merge import Merge
 
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.

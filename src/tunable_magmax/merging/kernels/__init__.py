@@ -1,6 +1,7 @@
 """The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`native` runs on compiled loops (numba, CPU), `torch_ops` on torch operations, on any device. Both give the same bits.
+`numba_ops` runs on compiled loops (CPU), `torch_ops` on torch operations (any device). Both give the same bits. A new
+backend implements `Kernels` and `Planes`; no other module knows which one is used.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Plane = Any
-"""A slice of one row of `Planes`: a bit set over element slots, in the kernels' own form."""
+"""A slice of one row of `Planes`: a bit set over element slots, in the backend's own form."""
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
 Formula = Callable[[Sequence[Tensor]], Tensor]
 """Makes one task vector of several, element by element."""
+Keys = NDArray[np.uint64]
+"""Lottery numbers (docs/method.md, section 4)."""
 
 SLOTS = 64
 """Each tensor's elements start at a slot that is a multiple of this, so that no two tensors share a word of a plane."""
-# How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
-NARROW_DIGITS = ((15, 16), (0, 15))
-WIDE_DIGITS = ((47, 16), (31, 16), (15, 16), (0, 15))
+NARROW_DIGITS = ((20, 11), (10, 10), (0, 10))
+WIDE_DIGITS = ((52, 11), (41, 11), (30, 11), (19, 11), (8, 11), (0, 8))
+"""How the bit pattern of a magnitude, its code, is cut into digits (shift, bits): 31 bits of a float32, 63 of a
+float64. The patterns of non-negative floats have the order of the floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,11 @@ class TensorRange:
         return self.place.slot + self.start, self.place.slot + self.stop
 
 
+def padded(size: int) -> int:
+    """Returns the slots that a tensor takes in the planes."""
+    return -(-size // SLOTS) * SLOTS
+
+
 def split_ranges(places: Iterable[TensorPlace], chunk: int) -> list[TensorRange]:
     """Splits tensors into ranges of at most `chunk` elements, in order."""
     return [
@@ -67,7 +76,7 @@ def split_ranges(places: Iterable[TensorPlace], chunk: int) -> list[TensorRange]
 class Chunk:
     """The base's and all tasks' values of a range, in the working type.
 
-    `slot` is the range's first slot in the planes, `element` the element index (rule 2) of its first value.
+    `slot` is the range's first slot in the planes, `element` the element index of its first value.
     """
 
     base: Tensor
@@ -105,97 +114,135 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """The elements of a range that are in both planes, with the values of the task and the base.
+class Cut:
+    """Which elements of a task vector are kept: those of a larger magnitude, and of equal ones those with keys up to
+    `key`."""
 
-    They are chosen by the magnitude of the difference, as float64 if `wide`.
+    magnitude: float
+    key: int
+
+
+class Kernels(Protocol):
+    """What a backend must be able to do. Each operation works on one chunk or one slice of planes.
+
+    Values have the working type, float32 or float64. Every operation rounds as docs/method.md says: no fused
+    multiply-add, no reordering but in `square` and `squared_distance`. No method changes its inputs.
     """
 
-    plane: Plane
-    free: Plane
-    base: Tensor
-    values: Tensor
-    wide: bool
+    chunk: int
+    """The elements of a chunk that suit the device."""
+    threads: bool
+    """Whether several threads may work at a time."""
 
+    # -- memory -------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Some candidates: the code of each one's magnitude, its lottery number, and its slot, counted in the range."""
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Returns memory for values on the device."""
 
-    codes: NDArray[np.int64]
-    numbers: NDArray[np.uint64]
-    slots: NDArray[np.uint64]
+    def plane_bytes(self, slots: int) -> int:
+        """Returns the memory that a row of planes takes."""
 
+    def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
+        """Returns rows of bits, all 0; in the file `spill` if one is named."""
 
-class VectorKernels(Protocol):
-    """The operations that make merged vectors."""
+    # -- the candidates' scan -----------------------------------------------------------------------------------------
 
-    def apply(self, chunk: Any, formula: Formula, out: Any) -> Counts:
-        """Writes what a formula makes of all task vectors, by torch operations: for methods without a kernel."""
+    def survey(
+        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Marks the candidates of each task; returns which tasks differ from the base, and which not finitely.
 
-    def gather(self, chunk: Any, rows: Any, planes: Any, out: Any) -> Counts:
+        Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
+        is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1.
+        """
+
+    # -- planes, and the threshold search over keys -------------------------------------------------------------------
+
+    def fill(self, plane: Plane, elements: int) -> None:
+        """Sets the first bits, as many as there are elements, and no others."""
+
+    def count_common(self, plane: Plane, other: Plane) -> int:
+        """Returns how many bits two planes have in common."""
+
+    def intersect(self, plane: Plane, other: Plane, out: Plane) -> None:
+        """Sets out = plane and other."""
+
+    def subtract(self, plane: Plane, other: Plane) -> None:
+        """Sets plane = plane without other."""
+
+    def unite(self, plane: Plane, other: Plane) -> None:
+        """Sets plane = plane or other."""
+
+    def scan_keys(
+        self, plane: Plane, free: Plane, won: Plane, runs: Runs, lottery_state: int, low: int, high: int
+    ) -> tuple[int, Keys, NDArray[np.uint64]]:
+        """Draws a key for every element of `plane` and `free`, and sets `won` to those with keys below `low`.
+
+        Returns how many these are, and the keys from `low` to `high` with their slots, counted from the slice's first.
+        """
+
+    def set_slots(self, plane: Plane, slots: NDArray[np.uint64]) -> None:
+        """Sets the bits at these slots."""
+
+    # -- the threshold search over magnitudes -------------------------------------------------------------------------
+
+    def count_magnitudes(
+        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
+    ) -> NDArray[np.int64]:
+        """Counts elements by a digit (shift, bits) of their magnitude's code, [tasks, 2**bits].
+
+        Elements count whose higher digits are the task's prefix. With `wide`, codes are those of float64.
+        """
+
+    def scan_equal(
+        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
+    ) -> tuple[int, Keys]:
+        """Draws a key for every element of this magnitude: returns how many are below `low`, and those to `high`."""
+
+    # -- sums ---------------------------------------------------------------------------------------------------------
+
+    def square(self, vector: Tensor) -> float:
+        """Returns the squared length, summed in float64 in any order."""
+
+    def squared_distance(self, values: Tensor, base: Tensor) -> float:
+        """Returns the squared length of values - base."""
+
+    # -- merged vectors -----------------------------------------------------------------------------------------------
+
+    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
+        """Writes what a formula in torch makes of all task vectors: for methods without an operation of their own."""
+
+    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
         """Writes each element's difference from the base in the task whose row holds it (-1: no row)."""
 
-    def largest(self, chunk: Any, out: Any) -> Counts:
+    def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         """Writes the difference of largest magnitude, the later task's if two are equal."""
 
-    def single(self, chunk: Any, task: int, out: Any) -> Counts:
+    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
         """Writes the vector of one task."""
 
-    def draw(self, chunk: Any, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Any) -> Counts:
-        """Writes the difference of the first of the tasks whose top is not below the element's lottery number."""
+    def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
+        """Writes the difference of the first of the tasks whose top is not below the element's key."""
 
-    def weighted_sum(self, chunk: Any, tasks: Sequence[int], factors: Sequence[float], out: Any) -> None:
+    def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
         """Writes the sum of some task vectors, each times its factor."""
 
     def elect(
         self,
-        chunk: Any,
+        chunk: Chunk,
         tasks: Sequence[int],
         factors: Sequence[float],
         shares: Sequence[float],
-        rows: Sequence[int],
-        planes: Any,
-        out: Any,
+        cuts: Sequence[Cut],
+        lottery_states: Sequence[int],
+        out: Tensor,
     ) -> None:
-        """Writes the sum of those weighted differences, of elements in the task's row, that have the sum's sign.
+        """Writes the sum of those weighted differences that their task's cut keeps and that have the sum's sign.
 
         It is divided by the sum of their tasks' shares, unless that is 0: with 1 for each, this is their mean.
         """
 
+    # -- the step -----------------------------------------------------------------------------------------------------
 
-class Kernels(VectorKernels, Protocol):
-    """What a device must be able to do."""
-
-    chunk: int
-    threads: bool
-    """Whether several threads may share the work."""
-
-    def plane_bytes(self, slots: int) -> int: ...
-    def planes(self, rows: int, slots: int, spill: Path | None) -> Planes: ...
-    def empty(self, elements: int, dtype: torch.dtype) -> Tensor: ...
-
-    def survey(
-        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]: ...
-
-    def square(self, vector: Tensor) -> float: ...
-    def squared_distance(self, values: Tensor, base: Tensor) -> float: ...
-
-    def fill(self, plane: Plane, elements: int) -> None: ...
-    def tally(self, plane: Plane, free: Plane) -> int: ...
-    def claim(self, plane: Plane, free: Plane, won: Plane) -> None: ...
-    def retire(self, free: Plane, won: Plane) -> None: ...
-    def unite(self, won: Plane, more: Plane) -> None: ...
-    def split(
-        self, plane: Plane, free: Plane, won: Plane, runs: Runs, lottery_state: int, low: int, high: int
-    ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]: ...
-    def award(self, won: Plane, slots: NDArray[np.uint64]) -> None: ...
-
-    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
-        """Counts by a digit of the magnitude's code, where the higher ones are `prefix`; others go to the last bin."""
-
-    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Plane, level: Plane) -> None: ...
-    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed: ...
-
-    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool: ...
+    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
+        """Writes base + scale * tau; returns whether every result is finite."""

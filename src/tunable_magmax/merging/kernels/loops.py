@@ -10,15 +10,20 @@ is part of the specification (docs/method.md). Only sums of squares may reorder 
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import shutil
+import stat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
-from tunable_magmax.merging.kernels.loop_cache import LoopCache
 
 BLOCK = 1024
 WORD = 64
@@ -28,18 +33,47 @@ _MIX_B = np.uint64(MIX_B)
 ONE = np.uint64(1)
 # Multiplying eight 0/1 bytes by this gathers them, first byte lowest, in the top byte of the product.
 _GATHER_BITS = np.uint64(0x0102040810204080)
-_EIGHT_ONES = np.uint64(0x0101010101010101)
-_DIAGONAL = np.uint64(0x8040201008040201)
-_SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+
+
+def _cache_folder() -> Path | None:
+    """Returns where compiled loops are kept between runs; None if there is no such place that is the user's alone.
+
+    What numba keeps is run as it is, so nobody else may write there. Numba compares the file of a loop alone with what
+    it has kept; the digest in the name stands for the loops that it calls.
+    """
+    sources = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("loops.py", "value_loops.py"))
+    chosen = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        own = (Path(chosen) if chosen else Path.home() / ".cache") / "tunable-magmax"
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = own.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError("others may read it or write to it: remove it, or run chmod 700")
+        folder = own / hashlib.sha256(sources).hexdigest()[:16]
+        if any(not kept.stat().st_size for kept in folder.rglob("*.nb?")):  # cut short when the machine went down
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        text = "note: compiled loops can't be kept, so that every run compiles them again: %s"
+        logging.getLogger(__name__).warning(text, error)
+        return None
+    return folder
+
+
+_FOLDER = _cache_folder()
 
 
 def compiled(**options: Any):
-    """numba's njit, kept on disk between runs."""
+    """Compiles by numba, without fused operations; keeps the result on disk between runs."""
 
     def decorate(function):
-        dispatcher = njit(function, nogil=True, error_model="numpy", **options)
-        dispatcher._cache = LoopCache(function)  # in place of numba's own, which runs whatever it finds
-        return dispatcher
+        before = config.CACHE_DIR
+        try:
+            if _FOLDER is not None:
+                config.CACHE_DIR = str(_FOLDER)  # read once, when the cache of a function is made
+            return njit(function, nogil=True, error_model="numpy", cache=_FOLDER is not None, **options)
+        finally:
+            config.CACHE_DIR = before
 
     return decorate
 
@@ -80,7 +114,7 @@ def pattern(typing_context, value):  # the bits of a float as a signed integer o
 
 @compiled()
 def ticket(lottery_state, element):
-    """Returns the lottery number of an element (rule 8)."""
+    """Returns the lottery number of an element (docs/method.md, section 4)."""
     x = lottery_state + _GOLDEN * (element + ONE)
     x = (x ^ (x >> np.uint64(30))) * _MIX_A
     x = (x ^ (x >> np.uint64(27))) * _MIX_B
@@ -97,16 +131,7 @@ def packed(octets, word):
 
 
 @compiled()
-def unpack(bits, octets, word):
-    """Does the opposite: spreads the bits of one word over 64 bytes of 0 or 1."""
-    for o in range(8):
-        # Eight copies of a byte, one bit of it left in each; adding 127 carries that bit, wherever it is, to the top.
-        copies = ((bits >> np.uint64(8 * o)) & np.uint64(0xFF)) * _EIGHT_ONES
-        octets[word * 8 + o] = (((copies & _DIAGONAL) + _SEVEN_BITS) >> np.uint64(7)) & _EIGHT_ONES
-
-
-@compiled()
-def tally(plane, free):
+def count_common(plane, free):
     """Returns how many bits two planes have in common."""
     count = 0
     for w in range(plane.shape[0]):
@@ -115,15 +140,15 @@ def tally(plane, free):
 
 
 @compiled()
-def retire(free, won):
-    """Takes the winners out of the free elements."""
-    for w in range(free.shape[0]):
-        free[w] &= ~won[w]
+def subtract_bits(plane, other):
+    """Clears in a plane the bits of another one."""
+    for w in range(plane.shape[0]):
+        plane[w] &= ~other[w]
 
 
 @compiled()
-def split(plane, free, won, runs, lottery_state, window, found):
-    """Draws a lottery number for each free candidate: below the window wins, inside it is kept for a closer look.
+def scan_keys(plane, free, won, runs, lottery_state, window, found):
+    """Draws a lottery number for each free candidate: below the window wins, inside it is kept for the threshold.
 
     The planes are slices of equal length; run r covers words starts[r]:stops[r] of them and its first element has
     index elements[r]. Returns (winners, undecided); undecided numbers and slots (bit positions in the slice) go to
@@ -156,103 +181,7 @@ def split(plane, free, won, runs, lottery_state, window, found):
 
 
 @compiled()
-def award(won, slots):
+def set_slots(plane, slots):
     """Sets the bits at the given slots."""
     for i in range(slots.shape[0]):
-        won[slots[i] >> np.uint64(6)] |= ONE << (slots[i] & np.uint64(63))
-
-
-_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_MANY = 16
-"""Candidates of a word from which on comparing all 64 elements is quicker."""
-
-
-@compiled()
-def _code(value, origin, unit):
-    return pattern(abs(value - origin) * unit)
-
-
-@compiled()
-def _digit(code, shift, first, bins):
-    digit = (code >> shift) - first
-    return np.uint32(digit if (digit >= 0) & (digit < bins) else bins)
-
-
-@compiled()
-def _digits(values, origins, unit, digit, digits):
-    shift, first, bins = digit
-    for j in range(WORD):
-        digits[j] = _digit(_code(values[j], origins[j], unit), shift, first, bins)
-
-
-@compiled()
-def magnitude_histogram(plane, free, base, values, unit, digit, histogram):
-    """Counts free candidates by (code >> shift) - first; those outside of the `bins` go to one more at their end.
-
-    `digit` is (shift, first, bins), integers of the codes' type: in 32 bits, twice as many fit in a vector.
-    """
-    shift, first, bins = digit
-    digits = np.empty(WORD, np.uint32)
-    for w in range(plane.shape[0]):
-        candidates = plane[w] & free[w]
-        start = w * WORD
-        if candidates == _ALL:
-            _digits(values[start : start + WORD], base[start : start + WORD], unit, digit, digits)
-            for j in range(WORD):
-                histogram[digits[j]] += 1
-        else:
-            while candidates:
-                p = np.int64(start) + np.int64(trailing_zeros(candidates))
-                candidates &= candidates - ONE
-                histogram[_digit(_code(values[p], base[p], unit), shift, first, bins)] += 1
-
-
-@compiled()
-def _compare(values, origins, unit, low, high, above, within):
-    for j in range(WORD):
-        code = _code(values[j], origins[j], unit)
-        above[j] = code > high
-        within[j] = (code >= low) & (code <= high)
-
-
-@compiled()
-def magnitude_cut(plane, free, base, values, unit, limits, won, level):
-    """Free candidates whose code is above the limits (low, high) win; those with a code between them go to `level`."""
-    low, high = limits
-    above, within = np.empty(WORD, np.uint8), np.empty(WORD, np.uint8)
-    above_octets, within_octets = above.view(np.uint64), within.view(np.uint64)
-    for w in range(plane.shape[0]):
-        candidates = plane[w] & free[w]
-        start = w * WORD
-        winners = np.uint64(0)
-        undecided = np.uint64(0)
-        if ones(candidates) >= _MANY and start + WORD <= base.shape[0]:
-            _compare(values[start : start + WORD], base[start : start + WORD], unit, low, high, above, within)
-            winners = packed(above_octets, 0) & candidates
-            undecided = packed(within_octets, 0) & candidates
-        else:
-            while candidates:
-                j = trailing_zeros(candidates)
-                candidates &= candidates - ONE
-                p = np.int64(start) + np.int64(j)
-                code = _code(values[p], base[p], unit)
-                winners |= np.uint64(code > high) << j
-                undecided |= np.uint64((code >= low) & (code <= high)) << j
-        won[w] = winners
-        level[w] = undecided
-
-
-@compiled()
-def magnitude_list(plane, base, values, unit, first_element, lottery_state, into):
-    """Writes the code, the lottery number and the slot of each element in a plane to three arrays."""
-    codes, numbers, slots = into
-    found = 0
-    for w in range(plane.shape[0]):
-        listed = plane[w]
-        while listed:
-            p = np.uint64(w * WORD) + trailing_zeros(listed)
-            listed &= listed - ONE
-            codes[found] = _code(values[p], base[p], unit)
-            numbers[found] = ticket(lottery_state, first_element + p)
-            slots[found] = p
-            found += 1
+        plane[slots[i] >> np.uint64(6)] |= ONE << (slots[i] & np.uint64(63))

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Candidates, Chunk, Counts, Formula, Listed, Planes, Runs
+from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B
+from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Formula, Keys, Planes, Runs
 from tunable_magmax.merging.kernels.mapped_rows import MappedRows
 
 _TOP_BIT = -(1 << 63)
@@ -36,6 +36,10 @@ def _tickets(lottery_state: int, elements: Tensor) -> Tensor:
 
 def _flipped(value: int) -> int:
     return signed(value) ^ _TOP_BIT
+
+
+def _keys(flipped: Tensor) -> Keys:
+    return (flipped ^ _TOP_BIT).cpu().numpy().view(np.uint64)
 
 
 class TensorPlanes(Planes):
@@ -108,21 +112,21 @@ class TorchKernels:
     def fill(self, plane: Tensor, elements: int) -> None:
         plane[:elements] = True
 
-    def tally(self, plane: Tensor, free: Tensor) -> int:
-        return int((plane & free).sum())
+    def count_common(self, plane: Tensor, other: Tensor) -> int:
+        return int((plane & other).sum())
 
-    def claim(self, plane: Tensor, free: Tensor, won: Tensor) -> None:
-        torch.logical_and(plane, free, out=won)
+    def intersect(self, plane: Tensor, other: Tensor, out: Tensor) -> None:
+        torch.logical_and(plane, other, out=out)
 
-    def retire(self, free: Tensor, won: Tensor) -> None:
-        free.logical_and_(~won)
+    def subtract(self, plane: Tensor, other: Tensor) -> None:
+        plane.logical_and_(~other)
 
-    def unite(self, won: Tensor, more: Tensor) -> None:
-        won.logical_or_(more)
+    def unite(self, plane: Tensor, other: Tensor) -> None:
+        plane.logical_or_(other)
 
-    def split(
+    def scan_keys(
         self, plane: Tensor, free: Tensor, won: Tensor, runs: Runs, lottery_state: int, low: int, high: int
-    ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]:
+    ) -> tuple[int, Keys, NDArray[np.uint64]]:
         slots = (plane & free).nonzero().squeeze(1)
         starts = torch.from_numpy(runs.starts).to(self.device)
         offsets = torch.from_numpy(runs.elements.astype(np.int64) - runs.starts).to(self.device)
@@ -132,30 +136,32 @@ class TorchKernels:
         won.zero_()
         won[slots[below]] = True
         undecided = ~below & (numbers <= _flipped(high))
-        keys = (numbers[undecided] ^ _TOP_BIT).cpu().numpy().view(np.uint64)
-        return int(below.sum()), keys, slots[undecided].cpu().numpy().view(np.uint64)
+        return int(below.sum()), _keys(numbers[undecided]), slots[undecided].cpu().numpy().view(np.uint64)
 
-    def award(self, won: Tensor, slots: NDArray[np.uint64]) -> None:
-        won[torch.from_numpy(slots.astype(np.int64)).to(self.device)] = True
+    def set_slots(self, plane: Tensor, slots: NDArray[np.uint64]) -> None:
+        plane[torch.from_numpy(slots.astype(np.int64)).to(self.device)] = True
 
-    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
-        bins = len(counts) - 1
-        digits = (_magnitude_codes(candidates)[candidates.plane & candidates.free] >> shift) - prefix * bins
-        digits[(digits < 0) | (digits > bins)] = bins
-        counts += torch.bincount(digits, minlength=bins + 1).cpu().numpy()
+    def count_magnitudes(
+        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
+    ) -> NDArray[np.int64]:
+        shift, bits = digit
+        bins = 1 << bits
+        counts = []
+        for t, prefix in zip(tasks, prefixes, strict=True):
+            magnitude = (chunk.tasks[t] - chunk.base).abs_()
+            codes = magnitude.double().view(torch.int64) if wide else magnitude.view(torch.int32).long()
+            digits = (codes >> shift) - (prefix << bits)
+            digits[(digits < 0) | (digits >= bins)] = bins
+            counts.append(torch.bincount(digits, minlength=bins + 1)[:-1])
+        return torch.stack(counts).cpu().numpy()
 
-    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Tensor, level: Tensor) -> None:
-        codes = _magnitude_codes(candidates)
-        chosen = candidates.plane & candidates.free
-        torch.logical_and(chosen, codes > high, out=won)
-        torch.logical_and(chosen, (codes >= low) & (codes <= high), out=level)
-
-    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed:
-        slots = (candidates.plane & candidates.free).nonzero().squeeze(1)
-        codes = _magnitude_codes(candidates)[slots]
-        numbers = _tickets(lottery_state, slots + element) ^ _TOP_BIT
-        columns = [column.cpu().numpy() for column in (codes, numbers, slots)]
-        return Listed(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64))
+    def scan_equal(
+        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
+    ) -> tuple[int, Keys]:
+        equal = (chunk.tasks[task] - chunk.base).abs_().double() == magnitude
+        numbers = _tickets(lottery_state, equal.nonzero().squeeze(1) + chunk.element)
+        below = numbers < _flipped(low)
+        return int(below.sum()), _keys(numbers[~below & (numbers <= _flipped(high))])
 
     def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
         out.copy_(formula([values - chunk.base for values in chunk.tasks]))
@@ -208,15 +214,20 @@ class TorchKernels:
         tasks: Sequence[int],
         factors: Sequence[float],
         shares: Sequence[float],
-        rows: Sequence[int],
-        planes: Planes,
+        cuts: Sequence[Cut],
+        lottery_states: Sequence[int],
         out: Tensor,
     ) -> None:
         total, agreed, votes = (torch.zeros_like(out, dtype=torch.float64) for _ in range(3))
-        ballots = [
-            torch.where(planes.part(row, *chunk.slots), (chunk.tasks[t] - chunk.base).double() * factor, 0.0)
-            for t, factor, row in zip(tasks, factors, rows, strict=True)
-        ]
+        elements = torch.arange(out.numel(), device=self.device) + chunk.element
+        ballots = []
+        for t, factor, cut, state in zip(tasks, factors, cuts, lottery_states, strict=True):
+            difference = (chunk.tasks[t] - chunk.base).double()
+            magnitude = difference.abs()
+            kept = magnitude >= cut.magnitude
+            if cut.key < MASK:
+                kept &= (magnitude > cut.magnitude) | (_tickets(state, elements) <= _flipped(cut.key))
+            ballots.append(torch.where(kept, difference * factor, 0.0))
         for ballot in ballots:
             total += ballot
         for ballot, share in zip(ballots, shares, strict=True):
@@ -224,17 +235,8 @@ class TorchKernels:
             agreed += torch.where(sides, ballot, 0.0)
             votes += sides.double() * share
         out.copy_(agreed / votes.masked_fill(votes == 0, 1.0))
-        planes.release(chunk.slots, *rows)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         factor = torch.tensor(scale, dtype=base.dtype, device=self.device)
         torch.add(base, tau * factor, out=out)
         return bool(out.isfinite().all())
-
-
-def _magnitude_codes(candidates: Candidates) -> Tensor:
-    # Bit patterns of non-negative floats order like the floats.
-    magnitude = (candidates.values - candidates.base).abs_()
-    if candidates.wide:
-        return magnitude.double().view(torch.int64)
-    return magnitude.view(torch.int32).long()

@@ -21,8 +21,9 @@ from tunable_magmax.merging.kernels.loops import (
     pointer,
     ticket,
     trailing_zeros,
-    unpack,
 )
+
+_ALL_KEYS = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @compiled()
@@ -166,12 +167,71 @@ def weighted_sum(base, addresses, factors, out):
 
 
 @compiled()
-def _vote(values, origin, factor, kept, ballots, sums):
+def _digits(values, origin, unit, shift, first, bins, digits):
     for j in range(origin.shape[0]):
-        ballot = factor * np.float64(values[j] - origin[j])
-        ballot = ballot if kept[j] else 0.0
+        digit = (pattern(abs(values[j] - origin[j]) * unit) >> shift) - first
+        digits[j] = np.uint32(digit if (digit >= 0) & (digit < bins) else bins)
+
+
+@compiled()
+def count_magnitudes(base, addresses, unit, shift, firsts, counts):
+    """Adds elements to counts[k], by (code >> shift) - firsts[k] where the counts have a place for it.
+
+    `unit` is a 1 of the type whose bit patterns are the codes; `shift` and `firsts` are integers of their type.
+    """
+    n = base.shape[0]
+    bins = counts.shape[1]
+    digits = np.empty(BLOCK, np.uint32)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        for k in range(addresses.shape[0]):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            _digits(values, origin, unit, shift, firsts[k], firsts.dtype.type(bins), digits)
+            for j in range(size):
+                if digits[j] < bins:
+                    counts[k, digits[j]] += 1
+
+
+@compiled()
+def scan_equal(base, values, magnitude, lottery_state, first_element, window, keys):
+    """Draws a key for every element of this magnitude; like `scan_keys`, without planes."""
+    low, high = window
+    below = 0
+    undecided = 0
+    for p in range(base.shape[0]):
+        if np.float64(abs(values[p] - base[p])) == magnitude:
+            number = ticket(lottery_state, first_element + np.uint64(p))
+            below += number < low
+            if number - low <= high - low:
+                if undecided < keys.shape[0]:
+                    keys[undecided] = number
+                undecided += 1
+    return below, undecided
+
+
+@compiled()
+def _vote(values, origin, factor, least, ballots, sums):
+    equal = 0
+    for j in range(origin.shape[0]):
+        difference = np.float64(values[j] - origin[j])
+        magnitude = abs(difference)
+        ballot = factor * difference
+        ballot = ballot if magnitude >= least else 0.0
+        equal += magnitude == least
         ballots[j] = ballot
         sums[j] += ballot
+    return equal
+
+
+@compiled()
+def _drop_by_key(values, origin, least, key, lottery_state, first_element, before, ballots, sums):
+    for j in range(origin.shape[0]):
+        if np.float64(abs(values[j] - origin[j])) == least:
+            number = ticket(lottery_state, first_element + np.uint64(j))
+            if number > key:
+                ballots[j] = 0.0
+                sums[j] = before[j]
 
 
 @compiled()
@@ -197,32 +257,31 @@ def _mean(signs, agreed, votes, out):
 
 
 @compiled()
-def elect(base, addresses, factors, shares, rows, planes, first_word, out):
-    """Writes the mean, by shares, of the kept values (planes[rows[k]]) whose sign is that of their sum (TIES).
+def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_element, out):
+    """Writes the mean, by shares, of the kept values whose sign is that of their sum (TIES).
 
-    Values that are not kept count as 0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who
-    agree are summed as if positive and the sign comes last: rounding is the same either side of 0. The small loops are
-    functions of their own because LLVM makes vector code of them there, and not in one large function.
+    A value is kept if its magnitude is above leasts[k], or equals it and has a key of at most keys[k]; others count as
+    0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
+    the sign comes last: rounding is the same either side of 0. The small loops are functions of their own because LLVM
+    makes vector code of them there, and not in one large function.
     """
     n = base.shape[0]
     tasks = addresses.shape[0]
     ballots = np.empty((tasks, BLOCK), np.float64)
-    sums, signs = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    sums, signs, before = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
     agreed, votes = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
-    kept = np.empty(BLOCK, np.uint8)
-    octets = kept.view(np.uint64)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         origin = base[start : start + size]
-        word = first_word + start // WORD
         sums[:] = 0.0
         agreed[:] = 0.0
         votes[:] = 0.0
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            for w in range((size + WORD - 1) // WORD):
-                unpack(planes[rows[k], word + w], octets, w)
-            _vote(values, origin, factors[k], kept, ballots[k], sums)
+            before[:] = sums
+            if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL_KEYS:
+                first = first_element + np.uint64(start)
+                _drop_by_key(values, origin, leasts[k], keys[k], lottery_states[k], first, before, ballots[k], sums)
         _signs(sums, signs)
         for k in range(tasks):
             _agree(ballots[k, :size], signs, shares[k], agreed, votes)
@@ -233,10 +292,42 @@ def elect(base, addresses, factors, shares, rows, planes, first_word, out):
 def step(base, tau, scale, out):
     """Writes base + scale * tau, each operation rounded. Returns whether every result is finite."""
     limit = np.finfo(base.dtype).max
-    odd = np.uint8(0)
+    nonfinite = np.uint8(0)
     for j in range(base.shape[0]):
         moved = scale * tau[j]
         value = base[j] + moved
         out[j] = value
-        odd |= np.uint8(not abs(value) <= limit)
-    return odd == 0
+        nonfinite |= np.uint8(not abs(value) <= limit)
+    return nonfinite == 0
+
+
+@compiled()
+def add_product(left, right, scaling, out, start):
+    """Adds scaling * (left @ right), flattened, to `out`, whose first element has the index `start` there.
+
+    Each element is a sum of its own, over ranks in order: s = round(s + round(left[i, k] * right[k, j])) in float64,
+    and out = round(out + round(scaling * s)), so that no cut into ranges shows.
+    """
+    rank, columns = right.shape
+    sums = np.empty(columns, np.float64)
+    done = 0
+    while done < out.shape[0]:
+        i = (start + done) // columns
+        first = (start + done) - i * columns
+        last = min(columns, first + out.shape[0] - done)
+        sums[first:last] = 0.0
+        k = 0
+        while k + 4 <= rank:  # sums are loaded and stored less often
+            f0, f1, f2, f3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
+            r0, r1, r2, r3 = right[k], right[k + 1], right[k + 2], right[k + 3]
+            for j in range(first, last):
+                sums[j] = (((sums[j] + f0 * r0[j]) + f1 * r1[j]) + f2 * r2[j]) + f3 * r3[j]
+            k += 4
+        while k < rank:
+            f0, r0 = left[i, k], right[k]
+            for j in range(first, last):
+                sums[j] += f0 * r0[j]
+            k += 1
+        for j in range(first, last):
+            out[done + j - first] += out.dtype.type(scaling * sums[j])
+        done += last - first

@@ -1,11 +1,10 @@
-"""The primitives on compiled CPU loops. Planes are bits in 64-bit words, in memory or in a file that is mapped."""
+"""The operations on compiled loops of the CPU. Planes are bits in 64-bit words, in memory or in a mapped file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from torch import Tensor
 
 from tunable_magmax.merging.kernels import (
     SLOTS,
-    Candidates,
     Chunk,
     Counts,
+    Cut,
     Formula,
-    Listed,
+    Keys,
     Planes,
     Runs,
     loops,
@@ -28,8 +27,6 @@ from tunable_magmax.merging.kernels.mapped_rows import MappedRows
 
 Words = NDArray[np.uint64]
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-_CODES: dict[bool, tuple[Any, Any]] = {False: (np.int32, np.float32(1)), True: (np.int64, np.float64(1))}
-"""By whether magnitudes are compared as float64: the type of their codes, and a 1 of the type of the magnitudes."""
 
 
 class MemoryPlanes(Planes):
@@ -68,7 +65,7 @@ def _words(planes: Planes | None) -> Words:
     return planes.words
 
 
-class NativeKernels:
+class NumbaKernels:
     """`Kernels` for the CPU."""
 
     chunk = 1 << 19
@@ -104,54 +101,58 @@ class NativeKernels:
         if elements % SLOTS:
             plane[elements // SLOTS] = np.uint64((1 << elements % SLOTS) - 1)
 
-    def tally(self, plane: Words, free: Words) -> int:
-        return int(loops.tally(plane, free))
+    def count_common(self, plane: Words, other: Words) -> int:
+        return int(loops.count_common(plane, other))
 
-    def claim(self, plane: Words, free: Words, won: Words) -> None:
-        np.bitwise_and(plane, free, out=won)
+    def intersect(self, plane: Words, other: Words, out: Words) -> None:
+        np.bitwise_and(plane, other, out=out)
 
-    def retire(self, free: Words, won: Words) -> None:
-        loops.retire(free, won)
+    def subtract(self, plane: Words, other: Words) -> None:
+        loops.subtract_bits(plane, other)
 
-    def unite(self, won: Words, more: Words) -> None:
-        won |= more
+    def unite(self, plane: Words, other: Words) -> None:
+        plane |= other
 
-    def split(
+    def scan_keys(
         self, plane: Words, free: Words, won: Words, runs: Runs, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Words, Words]:
-        # Room for what chance can bring: a second look costs as much as the first.
-        expected = self.tally(plane, free) * (high - low + 1) / 2**64
-        room = int(expected + 8 * math.sqrt(expected)) + 64
+    ) -> tuple[int, Keys, Words]:
+        room = _room(self.count_common(plane, free), low, high)
         words = runs.starts // SLOTS, -(-runs.stops // SLOTS), runs.elements
         window = np.uint64(low), np.uint64(high)
         while True:
-            keys, slots = np.empty(room, np.uint64), np.empty(room, np.uint64)
-            winners, undecided = loops.split(plane, free, won, words, np.uint64(lottery_state), window, (keys, slots))
+            found = np.empty(room, np.uint64), np.empty(room, np.uint64)
+            below, undecided = loops.scan_keys(plane, free, won, words, np.uint64(lottery_state), window, found)
             if undecided <= room:
-                return int(winners), keys[:undecided].copy(), slots[:undecided].copy()
+                keys, slots = (each[:undecided].copy() for each in found)
+                return int(below), keys, slots
             room = int(undecided)
 
-    def award(self, won: Words, slots: Words) -> None:
-        loops.award(won, slots)
+    def set_slots(self, plane: Words, slots: Words) -> None:
+        loops.set_slots(plane, slots)
 
-    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
-        integer, _ = _CODES[candidates.wide]
-        bins = len(counts) - 1
-        digit = integer(shift), integer(prefix * bins), integer(bins)
-        loops.magnitude_histogram(candidates.plane, candidates.free, *_values(candidates), digit, counts)
+    def count_magnitudes(
+        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
+    ) -> NDArray[np.int64]:
+        shift, bits = digit
+        counts = np.zeros((len(tasks), 1 << bits), np.int64)
+        integer, unit = (np.int64, np.float64(1)) if wide else (np.int32, np.float32(1))
+        firsts = np.array([prefix << bits for prefix in prefixes], integer)
+        addresses = _addresses([chunk.tasks[t] for t in tasks])
+        value_loops.count_magnitudes(chunk.base.numpy(), addresses, unit, integer(shift), firsts, counts)
+        return counts
 
-    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Words, level: Words) -> None:
-        integer, _ = _CODES[candidates.wide]
-        limits = integer(low), integer(high)
-        loops.magnitude_cut(candidates.plane, candidates.free, *_values(candidates), limits, won, level)
-
-    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed:
-        size = loops.tally(candidates.plane, candidates.free)
-        listed = Listed(np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.uint64))
-        into = listed.codes, listed.numbers, listed.slots
-        first, state = np.uint64(element), np.uint64(lottery_state)
-        loops.magnitude_list(candidates.plane & candidates.free, *_values(candidates), first, state, into)
-        return listed
+    def scan_equal(
+        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
+    ) -> tuple[int, Keys]:
+        values = chunk.base.numpy(), chunk.tasks[task].numpy(), np.float64(magnitude)
+        numbers = np.uint64(lottery_state), np.uint64(chunk.element), (np.uint64(low), np.uint64(high))
+        room = 64
+        while True:
+            keys = np.empty(room, np.uint64)
+            below, undecided = value_loops.scan_equal(*values, *numbers, keys)
+            if undecided <= room:
+                return int(below), keys[:undecided].copy()
+            room = int(undecided)
 
     def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
         out.copy_(formula([values - chunk.base for values in chunk.tasks]))
@@ -161,7 +162,7 @@ class NativeKernels:
         marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
         value_loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
         owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
-        counts = np.array([0 if plane is None else self.tally(plane, plane) for plane in owned], np.int64)
+        counts = np.array([0 if plane is None else self.count_common(plane, plane) for plane in owned], np.int64)
         planes.release(chunk.slots, *rows)
         return counts
 
@@ -195,20 +196,20 @@ class NativeKernels:
         tasks: Sequence[int],
         factors: Sequence[float],
         shares: Sequence[float],
-        rows: Sequence[int],
-        planes: Planes,
+        cuts: Sequence[Cut],
+        lottery_states: Sequence[int],
         out: Tensor,
     ) -> None:
         addresses = _addresses([chunk.tasks[t] for t in tasks])
-        numbers = np.array(factors, np.float64), np.array(shares, np.float64)
-        marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        value_loops.elect(chunk.base.numpy(), addresses, *numbers, *marks, out.numpy())
-        planes.release(chunk.slots, *rows)
+        numbers = [np.array(each, np.float64) for each in (factors, shares, [cut.magnitude for cut in cuts])]
+        keys = [np.array(each, np.uint64) for each in ([cut.key for cut in cuts], lottery_states)]
+        value_loops.elect(chunk.base.numpy(), addresses, *numbers, *keys, np.uint64(chunk.element), out.numpy())
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         return bool(value_loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
 
 
-def _values(candidates: Candidates) -> tuple[Any, Any, Any]:
-    """The values of base and task, and a 1 of the type in which their difference's magnitude counts."""
-    return candidates.base.numpy(), candidates.values.numpy(), _CODES[candidates.wide][1]
+def _room(candidates: int, low: int, high: int) -> int:
+    """Returns room for the keys that chance can bring into a window: a second scan costs as much as the first."""
+    expected = candidates * (high - low + 1) / 2**64
+    return int(expected + 8 * math.sqrt(expected)) + 64

@@ -1,10 +1,10 @@
-"""The engine: walks base and tasks chunk by chunk, under a memory bound, and hands the chunks to a method.
+"""One merge: walks over base and tasks chunk by chunk, under a memory bound, and hands the chunks to a method.
 
 Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
 the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows); methods that have
 nothing to decide are measured in walk 1. The last walk renders; a matrix that the method merges whole is made before
 its ranges are rendered. While some threads work on chunks, others read the next ones. Nothing here depends on where
-values come from (`Vectors`) or where results go.
+values come from (`Source`) or where results go.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import compress, groupby
 from typing import Any
 
@@ -24,32 +23,26 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.auction import LocalAuctioneer
-from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
+from tunable_magmax.merging.kernels import (
+    Chunk,
+    Counts,
+    Kernels,
+    Planes,
+    TensorPlace,
+    TensorRange,
+    padded,
+    split_ranges,
+)
 from tunable_magmax.merging.layout import Mergeable
+from tunable_magmax.merging.merged_elements import LocalElements
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import (
-    Buffers,
-    ChunkReader,
-    Sources,
-    Walker,
-    Wanted,
-    Work,
-    before_cast,
-    does_not_fit,
-    working_dtype,
-)
-from tunable_magmax.merging.report import (
-    STRETCHED,
-    MergeReport,
-    Survey,
-    TensorReport,
-    matched_scale,
-    options_used,
-    significant,
-)
-from tunable_magmax.merging.resources import Limits, MemoryPlan, padded, plan_memory
+from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
+from tunable_magmax.merging.resources import Limits, MemoryPlan, plan_memory
+from tunable_magmax.merging.walker import Buffers, Sources, Walker, Work, before_cast, does_not_fit, working_dtype
+
+STRETCHED = 2.0
+"""A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +64,23 @@ class Merge:
         limits: Limits | None = None,
         method: Method | None = None,
     ) -> None:
-        layout, vectors = sources.layout, sources.vectors
+        layout = sources.layout
         limits = limits or Limits()
         self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
         self.tasks = len(self.labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
-        self.memory: MemoryPlan = plan_memory(layout, options, kernels, limits.threads, limits.memory, vectors.borrows)
+        reads = not sources.in_memory
+        self.memory: MemoryPlan = plan_memory(layout, options, kernels, limits.threads, limits.memory, reads)
         self.progress = limits.progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
         self.notes = sources.notes
         self._spill = limits.spill if self.memory.spill else None
         self._buffers = Buffers(layout, kernels, self.memory.chunk)
-        self._reader = ChunkReader(layout, vectors, self.tasks, self._buffers)
-        self.walker = Walker(self._reader, self.memory)
+        self.walker = Walker(sources, self._buffers, self.memory)
         self._planes: Planes | None = None
-        self._stash: dict[int, Tensor] = {}
-        self._kept: dict[type[Method], dict[tuple[int, int], Any]] = {}
+        self._cached_delta: dict[int, Tensor] = {}
+        self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
+        self._everything = _places(layout.mergeable)
         self.places: tuple[TensorPlace, ...] = ()
         self.scale = 1.0
         self.last_square = 0.0
@@ -95,6 +89,7 @@ class Merge:
         self._early: dict[int, list[tuple[TensorRange, Counts, float]]] = {}
         self.counts: dict[int, NDArray[np.int64]] = {}
         self.unchanged: list[int] = []
+        self._compared: list[list[bool]] = []
 
     def __enter__(self) -> Merge:
         return self
@@ -103,15 +98,19 @@ class Merge:
         self.walker.close()
         if self._planes is not None:
             self._planes.close()
-        self._kept.clear()
+        self._reusable.clear()
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
     def _walk(
-        self, phase: str, work: Work, places: Sequence[TensorPlace], wanted: Wanted
+        self,
+        phase: str,
+        work: Work,
+        places: Sequence[TensorPlace],
+        tasks: Callable[[TensorRange], Collection[int]],
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to all ranges of some tensors; yields results in order."""
-        for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), wanted):
+        for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), tasks):
             # Before the yield: a consumer that has what it wants does not come back after its last range.
             self._advance(phase, bounds.stop - bounds.start)
             yield bounds, result
@@ -124,17 +123,22 @@ class Merge:
     def _all_tasks(self, bounds: TensorRange) -> Collection[int]:
         return range(self.tasks)
 
-    def _combined_tasks(self, bounds: TensorRange) -> Collection[int]:
-        return self.method.combined(bounds.place.tensor, bounds.place.size)
+    def _tasks_read(self, bounds: TensorRange) -> Collection[int]:
+        return self.method.tasks_read(*self._known_as(bounds.place))
+
+    def _known_as(self, place: TensorPlace) -> tuple[int, int]:
+        """Returns the number and size by which methods know a tensor, also where this merge has a part of it."""
+        tensor = self.layout.mergeable[place.tensor]
+        return tensor.part_of or (place.tensor, place.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 
     def survey(self) -> None:
         """Reads all values once: finds what changed, refuses what is not finite, and marks candidates."""
-        self.conclude(self.look())
+        self.apply(self.scan(self.layout.elements))
 
-    def look(self) -> Survey:
-        """Walks over all tensors and returns what they hold; marks candidates as if all of them were merged.
+    def scan(self, elements: int) -> Survey:
+        """Walks over all tensors and returns what they hold; marks candidates as if all `elements` were merged.
 
         Methods that have nothing to decide are measured on the way.
         """
@@ -142,93 +146,91 @@ class Merge:
         if self.method.plane_rows:
             slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
-        self.method.assume(self.layout.elements)
+        self.method.set_element_count(elements)
         survey = Survey.nothing(len(everything), self.tasks)
         suspect = np.zeros_like(survey.changed)
-        early = self.options.scale is None and not self.method.plane_rows and not self.method.whole
+        decides = type(self.method).decide is not Method.decide
+        early = self.options.scale is None and not decides and not self.method.merges_matrices
         if early:
-            self.make_stash([place for place in everything if place.size])
+            self.cache_delta([place for place in everything if place.size])
 
         def work(bounds: TensorRange, chunk: Chunk) -> tuple[Any, Any]:
             return self._survey_range(bounds, chunk), self._measure_range(bounds, chunk) if early else None
 
-        for bounds, ((moved, odd, square), noted) in self._walk("survey", work, everything, self._all_tasks):
+        for bounds, ((moved, nonfinite, square), noted) in self._walk("survey", work, everything, self._all_tasks):
             k = bounds.place.tensor
             survey.changed[k] |= moved
-            suspect[k] |= odd
+            suspect[k] |= nonfinite
             survey.squares[k] += square
             if noted:
                 self._early.setdefault(k, []).append((bounds, *noted))
-        self._settle_suspects(everything, suspect, survey)
+        self._examine(suspect, survey)
         return survey
 
-    def conclude(self, survey: Survey) -> None:
-        """Takes from a survey what is merged; values that can't be are an `InputError`."""
+    def apply(self, survey: Survey, elements: int | None = None) -> None:
+        """Takes from a survey what is merged; values that can't be are an `InputError`.
+
+        `elements` are those that are merged here and elsewhere.
+        """
         survey.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(survey.changed.any(axis=1))
         self.places = tuple(compress(self._everything, merged))
         self.unchanged = [int(t) + 1 for t in np.flatnonzero(~survey.changed.any(axis=0))]
         self.last_square = math.fsum(survey.squares[merged])
         if self._early:
-            self._take()
-        if self.method.assume(self.elements):
+            self._measured = {place.tensor for place in self.places}
+            self._cached_delta = {k: delta for k, delta in self._cached_delta.items() if k in self._measured}
+            for k in sorted(self._measured):
+                for note in self._early.get(k, ()):
+                    self._note(*note)
+            self._early = {}
+        changed = self.method.set_element_count(self.elements if elements is None else elements)
+        self._compared = self._compared_now()
+        if changed:
             self._mark()
 
-    @cached_property
-    def _everything(self) -> list[TensorPlace]:
-        """The places of all mergeable tensors in the planes."""
-        everything, slot = [], 0
-        for k, tensor in enumerate(self.layout.mergeable):
-            everything.append(TensorPlace(k, slot, tensor.element, tensor.size))
-            slot += padded(tensor.size)
-        return everything
+    def restart(self, options: Options, method: Method) -> None:
+        """Begins another merge of what was surveyed, by a method whose candidates are in the same rows."""
+        self.options, self.method = options, method
+        method.kept = self._reusable.setdefault(type(method), method.kept)
+        self.counts, self.squares, self._measured, self._cached_delta = {}, [], set(), {}
+        method.set_element_count(self.elements)
+        if method.plane_rows and self._compared != (compared := self._compared_now()):
+            self._mark()
+            self._compared = compared
 
-    def _take(self) -> None:
-        """Keeps what was measured during the survey for the tensors that are merged."""
-        self._measured = {place.tensor for place in self.places}
-        self._stash = {k: stash for k, stash in self._stash.items() if k in self._measured}
-        for k in sorted(self._measured):
-            for note in self._early.get(k, ()):
-                self._note(*note)
-        self._early = {}
+    def _compared_now(self) -> list[list[bool]]:
+        """Returns which tasks the method compares, by tensor."""
+        return [list(self.method.compared_and_rows(*self._known_as(place))[0]) for place in self.places]
 
     def _mark(self) -> None:
-        """Marks candidates again."""
+        """Marks candidates again, because other tasks are compared."""
         deque(self._walk("survey", self._survey_range, self.places, self._all_tasks), maxlen=0)
 
-    def restart(self, options: Options, method: Method, mark: bool) -> None:
-        """Begins another merge of what was surveyed; `mark` says that other tasks are compared than before."""
-        self.options, self.method = options, method
-        method.kept = self._kept.setdefault(type(method), method.kept)
-        self.counts, self.squares, self._measured, self._stash = {}, [], set(), {}
-        self.method.assume(self.elements)
-        if mark:
-            self._mark()
-
     def _survey_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
-        compared, rows = self.method.marks(bounds.place.tensor, bounds.place.size)
+        compared, rows = self.method.compared_and_rows(*self._known_as(bounds.place))
         changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
         if self._planes is not None:
             self._planes.release(bounds.slots, *rows)
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
-    def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], survey: Survey) -> None:
+    def _examine(self, suspect: NDArray[np.bool_], survey: Survey) -> None:
         """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
 
-        def look_closely(bounds: TensorRange, chunk: Chunk) -> None:
+        def work(bounds: TensorRange, chunk: Chunk) -> None:
             k = bounds.place.tensor
             for t, values in enumerate(chunk.tasks):
                 same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
                 survey.changed[k, t] |= not bool(same.all())
                 finite = values.isfinite() & chunk.base.isfinite()
                 survey.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
-                survey.odd[k, t + 1] += int((~values.isfinite()).sum())
-            survey.odd[k, 0] += int((~chunk.base.isfinite()).sum())
+                survey.nonfinite[k, t + 1] += int((~values.isfinite()).sum())
+            survey.nonfinite[k, 0] += int((~chunk.base.isfinite()).sum())
 
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             survey.changed[k] = False
-            for bounds in split_ranges([everything[k]], self.memory.chunk):
-                self.walker.begin(look_closely, bounds, self._all_tasks(bounds))()
+            for bounds in split_ranges([self._everything[k]], self.memory.chunk):
+                self.walker.begin(work, bounds, self._all_tasks(bounds))()
 
     @property
     def elements(self) -> int:
@@ -243,36 +245,34 @@ class Merge:
         if self.options.scale is not None:
             self.scale = self.options.scale
             return
-        self.make_stash(self.places)
+        self.cache_delta(self.places)
         self.measure(self.places)
         self.scale = matched_scale(self.last_square, self.merged_square)
 
-    def make_stash(self, places: Sequence[TensorPlace]) -> None:
+    def cache_delta(self, places: Sequence[TensorPlace]) -> None:
         """Makes room for the merged vector of tensors that were not measured yet, if memory allows."""
         for place in places:
-            if self.memory.stash and place.tensor not in self._measured:
+            if self.memory.cached_delta and place.tensor not in self._measured:
                 dtype = working_dtype(self.layout.mergeable[place.tensor])
-                self._stash[place.tensor] = self.kernels.empty(place.size, dtype)
+                self._cached_delta[place.tensor] = self.kernels.empty(place.size, dtype)
 
     def choose(self) -> None:
         """Lets the method decide what concerns all elements."""
-        self.method.decide(self.auctioneer())
+        self.method.decide(self.merged_elements())
 
-    def auctioneer(self) -> LocalAuctioneer:
-        """Returns the auctioneer for the method's decision."""
-        wide = [self.layout.mergeable[place.tensor].working == "F64" for place in self.places]
-        pair = self._reader.pair
-        chunk, room = self.memory.chunk, self.memory.room
-        return LocalAuctioneer(self.kernels, self._planes, self.places, wide, pair, chunk, room, self.walker.each)
+    def merged_elements(self) -> LocalElements:
+        """Returns the merged elements for the method's decision."""
+        wide = any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
+        return LocalElements(self.kernels, self._planes, self.places, wide, self.walker, self.memory.chunk)
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""
         places = [place for place in places if place.tensor not in self._measured]
-        ranged = [place for place in places if not self._is_whole(place)]
-        for bounds, (counts, square) in self._walk("measure", self._measure_range, ranged, self._combined_tasks):
+        ranged = [place for place in places if not self._is_matrix(place)]
+        for bounds, (counts, square) in self._walk("measure", self._measure_range, ranged, self._tasks_read):
             self._note(bounds, counts, square)
-        for place in filter(self._is_whole, places):
-            self._solve(place)
+        for place in filter(self._is_matrix, places):
+            self._merge_matrix(place)
             self._advance("measure", place.size)
         self._measured.update(place.tensor for place in places)
 
@@ -286,35 +286,35 @@ class Merge:
         return counts, self.kernels.square(tau)
 
     def _combine(self, bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts]:
-        stash = self._stash.get(bounds.place.tensor)
-        if stash is not None:
-            tau = stash[bounds.start : bounds.stop]
+        delta = self._cached_delta.get(bounds.place.tensor)
+        if delta is not None:
+            tau = delta[bounds.start : bounds.stop]
         else:
             tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
-        return tau, self.method.combine(self.kernels, chunk, bounds.place.tensor, self._planes, tau)
+        return tau, self.method.combine(self.kernels, chunk, self._known_as(bounds.place)[0], self._planes, tau)
 
     @property
     def varies(self) -> bool:
         """Whether other machines give the result within a tolerance only, because a matrix was merged whole."""
-        return any(map(self._is_whole, self.places))
+        return any(map(self._is_matrix, self.places))
 
-    def _is_whole(self, place: TensorPlace) -> bool:
+    def _is_matrix(self, place: TensorPlace) -> bool:
         """Whether the method merges a tensor whole."""
-        return self.method.whole and len(self.layout.mergeable[place.tensor].shape) == 2
+        return self.method.merges_matrices and len(self.layout.mergeable[place.tensor].shape) == 2
 
-    def _solve(self, place: TensorPlace) -> Tensor:
+    def _merge_matrix(self, place: TensorPlace) -> Tensor:
         """Returns the merged vector of a matrix that is merged whole, in the room made for it if there is any."""
         tensor = self.layout.mergeable[place.tensor]
         (rows, columns), dtype = tensor.shape, working_dtype(tensor)
-        base = self._reader.whole(0, place, self.kernels.empty(place.size, dtype))
+        base = self.walker.whole(0, place, self.kernels.empty(place.size, dtype))
         scratch = self.kernels.empty(place.size, dtype)
 
         def vector(task: int) -> Tensor:
-            return torch.sub(self._reader.whole(task + 1, place, scratch), base, out=scratch).view(rows, columns)
+            return torch.sub(self.walker.whole(task + 1, place, scratch), base, out=scratch).view(rows, columns)
 
         tau = self.method.matrix(place.tensor, (rows, columns), vector).to(dtype).reshape(-1)
-        if place.tensor in self._stash:
-            tau = self._stash[place.tensor].copy_(tau)
+        if place.tensor in self._cached_delta:
+            tau = self._cached_delta[place.tensor].copy_(tau)
         if place.tensor not in self._measured:
             self._measured.add(place.tensor)
             self.squares.append(self.kernels.square(tau))
@@ -345,39 +345,39 @@ class Merge:
         def work(bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts, float]:
             return self._render_range(bounds, chunk, into(bounds))
 
-        def wanted(bounds: TensorRange) -> Collection[int]:
-            return () if bounds.place.tensor in self._stash else self._combined_tasks(bounds)
+        def tasks(bounds: TensorRange) -> Collection[int]:
+            return () if bounds.place.tensor in self._cached_delta else self._tasks_read(bounds)
 
-        for alike in self._solved(self.places if places is None else places):
-            for bounds, (out, counts, square) in self._walk("merge", work, alike, wanted):
+        for alike in self._with_matrices(self.places if places is None else places):
+            for bounds, (out, counts, square) in self._walk("merge", work, alike, tasks):
                 if bounds.place.tensor not in self._measured:
                     self._note(bounds, counts, square)
                 yield bounds, out
 
-    def _solved(self, places: Sequence[TensorPlace]) -> Iterator[Sequence[TensorPlace]]:
+    def _with_matrices(self, places: Sequence[TensorPlace]) -> Iterator[Sequence[TensorPlace]]:
         """Yields the tensors in order: a matrix that is merged whole alone, with its vector at hand; others together.
 
         A vector for which there is no room is let go when the next tensors are asked for.
         """
-        for whole, alike in groupby(places, self._is_whole):
-            if not whole:
+        for matrices, alike in groupby(places, self._is_matrix):
+            if not matrices:
                 yield list(alike)
                 continue
             for place in alike:
-                if place.tensor in self._stash:
+                if place.tensor in self._cached_delta:
                     yield [place]
                     continue
-                self._stash[place.tensor] = self._solve(place)
+                self._cached_delta[place.tensor] = self._merge_matrix(place)
                 try:
                     yield [place]
                 finally:
-                    del self._stash[place.tensor]
+                    del self._cached_delta[place.tensor]
 
     def _render_range(self, bounds: TensorRange, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
         base, counts, square = chunk.base, None, 0.0
-        stash = self._stash.get(bounds.place.tensor)
-        if stash is not None:
-            tau = stash[bounds.start : bounds.stop]
+        delta = self._cached_delta.get(bounds.place.tensor)
+        if delta is not None:
+            tau = delta[bounds.start : bounds.stop]
         else:
             tau, counts = self._combine(bounds, chunk)
             if self.options.scale is not None:
@@ -399,10 +399,10 @@ class Merge:
         out: dict[int, Tensor] = {}
         for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])
-            stash = self._stash.get(k)
-            if stash is None or stash.dtype != dtype:
-                stash = self.kernels.empty(self.layout.mergeable[k].size, dtype)
-            out[k] = stash
+            delta = self._cached_delta.get(k)
+            if delta is None or delta.dtype != dtype:
+                delta = self.kernels.empty(self.layout.mergeable[k].size, dtype)
+            out[k] = delta
         for _ in self.render(lambda bounds: out[bounds.place.tensor][bounds.start : bounds.stop]):
             pass
         mergeable = self.layout.mergeable
@@ -482,3 +482,12 @@ class Merge:
                 "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
                 "samples, and if it is poor, give 1 as scale"
             )
+
+
+def _places(tensors: Sequence[Mergeable]) -> list[TensorPlace]:
+    """Returns where tensors lie in the planes, one after the other."""
+    places, slot = [], 0
+    for k, tensor in enumerate(tensors):
+        places.append(TensorPlace(k, slot, tensor.element, tensor.size))
+        slot += padded(tensor.size)
+    return places

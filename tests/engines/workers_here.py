@@ -42,7 +42,9 @@ class Dying:
         # Through bytes, as between machines: nothing may be shared.
         sent = pickle.dumps(call.arguments)
         received = pickle.dumps(getattr(self.workers[call.worker], call.name)(*pickle.loads(sent)))
-        self.travelled += (len(sent) + len(received)) * (call.name in ("auction_steps", "auctions", "measure"))
+        self.travelled += (len(sent) + len(received)) * (
+            call.name in ("plane_steps", "assign_groups", "count_magnitudes", "scan_equal", "measure")
+        )
         return pickle.loads(received)
 
     def _replace(self, worker: int) -> None:
@@ -69,7 +71,7 @@ def merge_by_workers_here(
 ) -> tuple[MergeReport, Dying]:
     """The weights of a merge by workers of this process."""
     options = read_options(len(paths[1]), **given)
-    with Inputs(*paths, options) as inputs, Output(out, {}) as output:
+    with Inputs(*paths, options) as inputs, Output(out) as output:
         shares = divide(inputs.layout, options.out_dtype, workers)
         started = Dying(len(shares), dies)
         try:

@@ -89,7 +89,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
         method = METHODS[read.method](read, len(recipe.tasks))
-        method.assume(layout.elements)
+        method.set_element_count(layout.elements)
         budget = method.expected_budget(layout.elements)
         if read.budget is not None and sum(read.budget) > layout.elements:
             raise InputError(f"the budget sums to {sum(read.budget):,}, but there are {layout.elements:,} elements")

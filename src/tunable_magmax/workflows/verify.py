@@ -26,9 +26,9 @@ from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
 from tunable_magmax.files import Progress, is_plain_name
+from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.merge import Merge
 
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.

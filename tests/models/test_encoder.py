@@ -6,6 +6,7 @@ import builtins
 import hashlib
 import json
 
+import adapters
 import numpy as np
 import pytest
 import torch
@@ -106,6 +107,23 @@ def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
     assert not np.allclose(encoder.embed(IMAGES), load_encoder(base, "cpu").embed(IMAGES))
     with pytest.raises(InputError, match=r"no config\.json, so the model's architecture is unknown"):
         load_encoder(task, "cpu")
+
+
+def test_an_adapter_on_its_base_embeds_as_the_checkpoint_that_is_made_of_it(tmp_path):
+    from tunable_magmax import merge_checkpoints
+
+    base = tiny.save(tiny.build("vit"), tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    factors = adapters.factors(*tensors[name].shape, 2, 1)
+    adapters.save_adapter(tmp_path / "lora", {name.removesuffix(".weight"): factors})
+    merge_checkpoints(base, [tmp_path / "lora"], tmp_path / "whole", method="last_task", scale=1)
+    found = load_encoder(tmp_path / "lora", "cpu", assets=base)
+    whole = load_encoder(tmp_path / "whole", "cpu").embed(IMAGES)
+    np.testing.assert_allclose(found.embed(IMAGES), whole, atol=1e-5)
+    assert not np.allclose(whole, load_encoder(base, "cpu").embed(IMAGES), atol=1e-3)
+    with pytest.raises(InputError, match="lora"):
+        load_encoder(tmp_path / "lora", "cpu")
 
 
 def test_half_precision_is_computed_in_single(tmp_path):

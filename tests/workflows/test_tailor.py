@@ -462,7 +462,7 @@ def test_labels_of_no_task_an_empty_folder_and_pictures_that_cannot_be_read(kept
     assert not (tmp_path / "none").exists()
 
 
-def test_adapters_are_merged_by_rule_with_the_old_head(kept_run, site, tmp_path):
+def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
     run = copied(kept_run, tmp_path / "run")
     base = load_file(run.path / "base/model.safetensors")
     name = next(name for name, value in base.items() if value.ndim == 2 and name.endswith("query.weight"))
@@ -470,13 +470,10 @@ def test_adapters_are_merged_by_rule_with_the_old_head(kept_run, site, tmp_path)
         shutil.rmtree(run.path / task)
         factors = adapters.factors(*base[name].shape, 2, 1)
         adapters.save_adapter(run.path / task, {name.removesuffix(".weight"): factors})
-    found = made(run, SiteSources(labels=site[1].labelled), tmp_path / "out")
-    assert (found.record.head.kind, found.record.merge.why, found.record.expected) == ("old", "by rule", {})
-    assert "LoRA" in found.record.head.note
-    assert str(tmp_path) not in (tmp_path / "out/tmx-tailor.json").read_text()
+    found = made(run, SiteSources(labels=site[1].labelled), tmp_path / "out", head="fitted")
+    assert found.record.head.kind == "fitted"
+    assert set(found.record.expected) == {"tailored", "base", "last"}
     assert verify_checkpoint(tmp_path / "out").ok
-    with pytest.raises(InputError, match="LoRA adapter"):
-        made(run, SiteSources(equal=True), tmp_path / "fitted", head="fitted")
 
 
 def test_a_run_without_a_head_and_one_whose_head_has_another_width(kept_run, tmp_path):

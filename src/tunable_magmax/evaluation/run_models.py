@@ -10,12 +10,15 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tunable_magmax.checkpoints.lora.adapter import Adapter
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
+from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.methods import METHODS, read_options
-from tunable_magmax.models.builtin import builtin_labels
+from tunable_magmax.models.builtin import BuiltinEncoder, builtin_encoder, builtin_labels
+from tunable_magmax.models.state import adapted_tensors, read_tensors, tensors_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from tunable_magmax.checkpoints.heads import Heads
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
-    from tunable_magmax.models.builtin import BuiltinEncoder
 
 MODELS_BESIDE = 3
 """Models in memory beside base and tasks: the merged vector, the model made of it, and the encoder it is put into."""
@@ -96,37 +98,14 @@ class RunModels:
 
         `seed`: of the keys that settle which elements a task gives. `device`: where models are merged.
         """
-        from tunable_magmax.checkpoints.checkpoint import Checkpoint
-        from tunable_magmax.checkpoints.views import read_tensor
-
-        refuse_adapters(tasks)
+        if builtin:
+            refuse_adapters(tasks)
         self.paths, self.seed, self.progress = (base, *tasks), seed, progress
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
-        self._device, self._patterns = device, (include, exclude)
-        labels = merged_labels(base, tasks)
-        self.labels = labels if builtin else None
+        self._device, self._patterns, self._builtin = device, (include, exclude), builtin
+        self.labels = merged_labels(base, tasks) if builtin else None
         """The labels of the classifier that the models have themselves; None: they have none, or it is left out."""
-        self.heads: Heads | None = None
-        self._config: dict[str, Any] = {}
-        self._read_already: list[dict[str, Tensor]] | None = None
-        if labels is None:
-            return
-        refuse_too_large(base, tasks)
-        with _opened(base, tasks) as inputs:
-            made = () if inputs.heads is None else inputs.heads.made
-            names, states = list(inputs.base.tensors), []
-            for opened in inputs.checkpoints:
-                assert isinstance(opened, Checkpoint)
-                held = [name for name in names if name in opened.tensors or name in opened.aliases]
-                states.append({name: read_tensor(opened, name) for name in held if builtin or name not in made})
-                self._report_loading(len(states))
-            if builtin and inputs.heads is not None:
-                self.heads = inputs.heads
-            config = ModelConfig.of(base)
-            own = None if inputs.heads is None else inputs.heads.config
-            self._config = dict(own) if own is not None else {} if config is None else config.content
-        self._read_already = [self._placed(state) for state in states]
 
     def __enter__(self) -> Self:
         return self
@@ -145,17 +124,37 @@ class RunModels:
         return self._session.elements
 
     @cached_property
-    def _states(self) -> list[dict[str, Tensor]]:
-        from tunable_magmax.models.state import read_tensors
+    def _read(self) -> tuple[list[dict[str, Tensor]], Heads | None, dict[str, Any]]:
+        """The tensors of base and tasks, how their heads fit together, and the config.json of merges."""
+        base, *tasks = self.paths
+        refuse_too_large(base, tasks)
+        states: list[dict[str, Tensor]] = []
+        with _opened(base, tasks) as inputs:
+            heads = inputs.heads
+            made = () if heads is None or self._builtin else heads.made
+            for opened in inputs.checkpoints:
+                if isinstance(opened, Adapter):
+                    state = states[0] | adapted_tensors(opened, states[0])
+                else:
+                    state = {name: read_tensor(opened, name) for name in opened.tensors if name not in made}
+                state |= {alias: state[kept] for alias, kept in opened.aliases.items() if kept in state}
+                states.append(self._placed(state))
+                if self.progress is not None:
+                    self.progress("loading", len(states), len(self.paths))
+            config = ModelConfig.of(base)
+            content = {} if config is None else config.content
+            if heads is not None and heads.config is not None:
+                content = dict(heads.config)
+        return states, heads if self._builtin else None, content
 
-        if self._read_already is not None:
-            return self._read_already
-        refuse_too_large(self.paths[0], self.paths[1:])
-        states = []
-        for path in self.paths:
-            states.append(self._placed(read_tensors(path)))
-            self._report_loading(len(states))
-        return states
+    @property
+    def _states(self) -> list[dict[str, Tensor]]:
+        return self._read[0]
+
+    @property
+    def heads(self) -> Heads | None:
+        """How the tasks' classifiers fit together; None if there are none, or they are left out."""
+        return self._read[1]
 
     @cached_property
     def _session(self) -> MergeSession:
@@ -166,10 +165,6 @@ class RunModels:
         return MergeSession(
             self._states[0], self._states[1:], include=include, exclude=[*(exclude or ()), *copied] or None
         )
-
-    def _report_loading(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress("loading", done, len(self.paths))
 
     def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Moves tensors to the device; tied ones stay one tensor."""
@@ -203,13 +198,11 @@ class RunModels:
 
         The base has the last task's, as the merge of the last task at scale 0 has.
         """
-        from tunable_magmax.models.state import read_tensors
-
         tasks = len(self.paths) - 1
         if not 0 <= number <= tasks:
             raise InputError(f"the run has no checkpoint {number}; it has {tasks} tasks")
-        if self._read_already is None and "_states" not in vars(self):
-            return self._placed(read_tensors(self.paths[number]))
+        if self.labels is None and "_read" not in vars(self):
+            return self._placed(read_tensors(self.paths[number], self.paths[0]))
         if self.heads is None:
             return self._states[number]
         plain = {name: tensor for name, tensor in self._states[number].items() if name not in self.heads.made}
@@ -222,12 +215,9 @@ class RunModels:
 
     def encoder(self, device: str | None = None) -> BuiltinEncoder:
         """Returns the base with the classifier over all labels; its weights are to be replaced."""
-        from tunable_magmax.models.builtin import builtin_encoder
-        from tunable_magmax.models.state import tensors_digest
-
         # Copies, because the module's parameters may be the tensors that it is made of.
         state = {name: tensor.clone().cpu() for name, tensor in self._checkpoint(0).items()}
-        return builtin_encoder(self._config, state, tensors_digest(state), self.paths[0], self.paths, device)
+        return builtin_encoder(self._read[2], state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
 def merged_labels(base: Path, tasks: Sequence[Path]) -> tuple[str, ...] | None:
@@ -258,12 +248,12 @@ def _opened(base: Path, tasks: Sequence[Path]) -> Any:
 
 
 def refuse_adapters(tasks: Sequence[Path]) -> None:
-    """Refuses to score models of tasks that are adapters."""
+    """Refuses tasks that are adapters."""
     adapter = next(filter(holds_adapter, tasks), None)
     if adapter is not None:
         raise InputError(
-            f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on samples: make "
-            f"checkpoints of the adapters and a run of these: {as_checkpoint(adapter)}"
+            f"{adapter} is a LoRA adapter, of which models are scored only with a head file: make checkpoints of the "
+            f"adapters and a run of these: {as_checkpoint(adapter)}"
         )
 
 
@@ -271,8 +261,11 @@ def refuse_too_large(base: Path, tasks: Sequence[Path]) -> None:
     """Refuses base and tasks that do not fit into memory together; reads headers only."""
     from tunable_magmax.merging.resources import available_memory
 
-    sizes = []
+    sizes: list[int] = []
     for path in (base, *tasks):
+        if holds_adapter(path):  # a copy of the base in memory
+            sizes.append(sizes[0])
+            continue
         with open_checkpoint(path) as checkpoint:
             sizes.append(sum(info.nbytes for info in checkpoint.tensors.values()))
     needed, available = sum(sizes) + MODELS_BESIDE * sizes[0] + len(tasks) * sizes[0] // 32, available_memory()

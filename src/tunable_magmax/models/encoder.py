@@ -221,7 +221,7 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     homes = find_homes(path, None if assets is None else located(assets))
     with quiet():
         config = read_config(homes[0])
-        state, digest = read_state(path)
+        state, digest = read_state(path, assets)
         module = load_module(_model_class(transformers, config, state, homes[0]), config, state, path, "pooler")
         projected = _family(module) == "clip" or hasattr(module, "visual_projection")
         pooling: Pooling = "projected"

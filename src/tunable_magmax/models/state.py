@@ -1,20 +1,20 @@
-"""Reads the tensors of a checkpoint, and computes the digest that identifies it."""
+"""Reads the tensors of a checkpoint, or of a LoRA adapter on its base, and computes the digest that identifies them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.checkpoints.source import Checkpoint, open_checkpoint
+from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import dtype_code, torch_dtype
+from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-DIGEST_CHUNK = 1 << 24
 
 
 def checkpoint_digest(path: str | Path) -> str:
@@ -27,13 +27,7 @@ def checkpoint_digest(path: str | Path) -> str:
     ...     checkpoint_digest(folder)[:15]
     'sha256:9ed77913'
     """
-    digest = hashlib.sha256()
-    with open_checkpoint(path) as checkpoint:
-        for name in sorted(checkpoint.tensors):
-            digest.update(_heading_of(checkpoint, name))
-            for part in _chunks(checkpoint, name):
-                digest.update(part)
-    return f"sha256:{digest.hexdigest()}"
+    return read_state(path)[1]
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -48,55 +42,54 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous().cpu()
-        digest.update(_heading(name, str(dtype_code(tensor.dtype)), tuple(tensor.shape)))
+        digest.update(f"{name}\n{dtype_code(tensor.dtype)}\n{','.join(map(str, tensor.shape))}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
 
-def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """Reads all tensors of a checkpoint, tied names included, and its digest."""
-    digest = hashlib.sha256()
-    return _tensors(path, digest.update), f"sha256:{digest.hexdigest()}"
+def read_state(path: str | Path, base: str | Path | None = None) -> tuple[dict[str, Tensor], str]:
+    """Reads all tensors of a checkpoint, or of an adapter on `base`, tied names included; and their digest."""
+    state, aliases = _read(Path(path), base)
+    digest = tensors_digest(state)
+    return state | {alias: state[kept] for alias, kept in aliases.items()}, digest
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Reads all tensors of a checkpoint, tied names included."""
-    return _tensors(path, lambda data: None)
+def read_tensors(path: str | Path, base: str | Path | None = None) -> dict[str, Tensor]:
+    """Reads all tensors of a checkpoint, or of an adapter on `base`, tied names included."""
+    state, aliases = _read(Path(path), base)
+    return state | {alias: state[kept] for alias, kept in aliases.items()}
 
 
-def _tensors(path: str | Path, seen: Callable[[bytes | bytearray], None]) -> dict[str, Tensor]:
-    import torch
-
-    state: dict[str, Tensor] = {}
-    with open_checkpoint(path) as checkpoint:
-        for name in sorted(checkpoint.tensors):
-            info = checkpoint.tensors[name]
-            dtype = torch_dtype(info.dtype)
-            if dtype is None:
-                raise InputError(f"{path}: {name!r} has type {info.dtype}, which torch cannot compute in; convert it")
-            data = bytearray(info.nbytes)
-            checkpoint.read_into(name, 0, memoryview(data))
-            seen(_heading_of(checkpoint, name))
-            seen(data)
-            tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-            state[name] = tensor.reshape(info.shape)
-        state |= {alias: state[kept] for alias, kept in checkpoint.aliases.items()}
-    return state
-
-
-def _heading_of(checkpoint: Checkpoint, name: str) -> bytes:
-    info = checkpoint.tensors[name]
-    return _heading(name, info.dtype, info.shape)
+def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Returns the stored tensors, and the names that are tied to one of these."""
+    adapted = holds_adapter(path)
+    if adapted and base is None:
+        raise InputError(f"{path} is a LoRA adapter, which has no values without its base: {as_checkpoint(path)}")
+    with open_checkpoint(path if base is None or not adapted else base) as opened:
+        odd = next((info for info in opened.tensors.values() if torch_dtype(info.dtype) is None), None)
+        if odd is not None:
+            raise InputError(
+                f"{opened.path}: {odd.name!r} has type {odd.dtype}, which torch cannot compute in; convert it"
+            )
+        state = {name: read_tensor(opened, name) for name in opened.tensors}
+        if adapted:
+            with open_task(path, opened) as adapter:
+                assert isinstance(adapter, Adapter)
+                state |= adapted_tensors(adapter, state)
+        return state, opened.aliases
 
 
-def _heading(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    return f"{name}\n{dtype}\n{','.join(map(str, shape))}\n".encode()
-
-
-def _chunks(checkpoint: Checkpoint, name: str) -> Iterator[memoryview]:
-    size = checkpoint.tensors[name].nbytes
-    buffer = memoryview(bytearray(min(size, DIGEST_CHUNK)))
-    for start in range(0, size, DIGEST_CHUNK):
-        part = buffer[: min(DIGEST_CHUNK, size - start)]
-        checkpoint.read_into(name, start, part)
-        yield part
+def adapted_tensors(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors that an adapter changes: base + scaling * B @ A, or what it holds in the base's place."""
+    found = {}
+    for name, part in adapter.parts.items():
+        whole = base[name] if part.whole is None else read_tensor(adapter.stored, part.whole.name)
+        if part.product is not None:
+            a, b = (
+                read_tensor(adapter.stored, info.name).double().flatten(1) for info in (part.product.a, part.product.b)
+            )
+            step = part.product.scaling * (b @ a)
+            step = (step.T if part.product.transposed else step).reshape(whole.shape)
+            whole = (whole.double() + step).to(torch_dtype(adapter.tensors[name].dtype))
+        found[name] = whole
+    return found

@@ -18,7 +18,7 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
-from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_adapters, refuse_too_large, task_labels
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large, task_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.prepared import embed_prepared
@@ -295,7 +295,6 @@ def _open(run: Run | str | Path, preference: Preference | str | Path | None, see
             f"{file} has {len(chosen.weights)} weights, and {run.path} has {len(run.tasks)} tasks: make a preference "
             f"for this run with `tmx prefer {run.path}`"
         )
-    refuse_adapters(run.tasks)
     refuse_too_large(run.base, run.tasks)
     if folder is None:
         return _Subject(run, completed(chosen, run), None, file, seed)

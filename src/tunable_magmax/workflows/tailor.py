@@ -311,8 +311,8 @@ def _decide(site: Site, options: TailorOptions, given: Preference | None) -> Dec
 
 def _why_not_in_memory(run: Run) -> str | None:
     """Returns why models of a run cannot be held and scored in memory; None if they can."""
-    if any(map(holds_adapter, run.tasks)):
-        return "tasks are LoRA adapters, which are not scored"
+    if run.head is None and any(map(holds_adapter, run.tasks)):
+        return "tasks are LoRA adapters, which are scored only with a head file"
     try:
         refuse_too_large(run.base, run.tasks)
     except InputError:

@@ -83,7 +83,7 @@ def test_a_merge_of_models_on_the_hub_and_again_from_its_own_configuration(hub, 
     assert hub.requests == []
     for name in ("model.safetensors", "tmx-report.json", "README.md"):
         assert Path("out", name).read_bytes() == Path("again", name).read_bytes()
-    assert tmx("verify", "out").code == 0
+    assert tmx("inspect", "out", "--verify").code == 0
 
 
 def test_the_card_has_the_front_matter_that_the_hub_files_models_by(hub, models, tmx):

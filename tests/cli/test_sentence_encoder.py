@@ -63,10 +63,10 @@ def test_it_is_verified_and_replaced_like_any_other(tmx, tmp_path, bert):
     _, arguments = bert
     out = tmp_path / "merged"
     assert tmx("merge", *arguments, "-o", out).code == 0
-    assert tmx("verify", out, *arguments).code == 0
+    assert tmx("inspect", "--verify", out, *arguments).code == 0
     assert tmx("merge", *arguments, "--seed", 1, "--overwrite", "-o", out).code == 0
     (out / "1_Pooling" / "config.json").write_text("{}")
-    broken = tmx("verify", out)
+    broken = tmx("inspect", "--verify", out)
     assert broken.code == 1
     assert "1_Pooling/config.json has" in broken.out
     (out / "1_Pooling" / "notes.txt").write_text("mine")
@@ -82,7 +82,7 @@ def test_a_report_that_leads_elsewhere_is_not_followed(tmx, tmp_path, bert, name
     report = json.loads((tmp_path / "merged" / "tmx-report.json").read_text())
     report["files"][name] = "0" * 64
     (tmp_path / "merged" / "tmx-report.json").write_text(json.dumps(report))
-    result = tmx("verify", tmp_path / "merged")
+    result = tmx("inspect", "--verify", tmp_path / "merged")
     assert result.code == 1
     assert f"{name!r} is not the name of a file in it" in result.out
 

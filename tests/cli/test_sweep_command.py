@@ -56,7 +56,7 @@ def test_a_line_is_merges_side_by_side(tmx, sequence, tmp_path):
         single = tmp_path / f"single-{k}"
         assert tmx("merge", *sequence.arguments, "--weights", weights, *options, "-o", single).code == 0
         same_files(out / f"step-0{k}", single)
-        assert tmx("verify", out / f"step-0{k}").code == 0
+        assert tmx("inspect", "--verify", out / f"step-0{k}").code == 0
 
 
 def test_the_names_of_a_run_are_those_of_its_points(tmx, sequence, tmp_path):

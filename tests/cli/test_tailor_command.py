@@ -35,7 +35,7 @@ def test_a_model_from_labels(tmx, image_run, labels, tmp_path):
     assert 0.65 < float(lines[0].split()[2]) <= 0.75
     assert "from 32 samples by label" in lines[1]
     assert lines[-1].endswith(f"tmx predict {out} INPUTS")
-    assert tmx("verify", out, "-q").code == 0
+    assert tmx("inspect", "--verify", out, "-q").code == 0
     again = tmx("tailor", image_run.path, "--labels", labels, "-o", out, *CPU)
     assert (again.code, again.out.startswith(f"{out} is complete, made from the same inputs")) == (0, True)
     assert again.out.splitlines()[1 : len(lines)] == lines[:-1]

@@ -47,7 +47,7 @@ def test_names_cannot_control_the_terminal(hostile: Path, tmx) -> None:
         tmx("merge", "--base", base, "--task", task, "--dry-run"),
         tmx("merge", "--base", base, "--task", hostile / "other.safetensors", "-o", hostile / "no"),
         tmx("merge", "--base", base, "--task", hostile / "other.safetensors", "--dry-run"),
-        tmx("verify", hostile / "out.safetensors"),
+        tmx("inspect", "--verify", hostile / "out.safetensors"),
         tmx("merge", hostile / "no\x1b[2Jsuch"),
     ]
     assert [merged.code, *(result.code for result in others)] == [0, 0, 0, 2, 2, 0, 2]

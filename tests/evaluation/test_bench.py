@@ -18,8 +18,8 @@ from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation import bench as benches
-from tunable_magmax.evaluation.bench import Bench, SiteFacts, choose_kept, expected_accuracy
-from tunable_magmax.evaluation.choosing import draw_mixtures, title_of
+from tunable_magmax.evaluation.bench import Bench, SiteFacts
+from tunable_magmax.evaluation.choosing import choose_kept, draw_mixtures, expected_accuracy, title_of
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, RunModels
 from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.encoder import load_encoder

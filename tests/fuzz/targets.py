@@ -190,7 +190,7 @@ def _head(folder: Path) -> None:
 
 def _report(folder: Path) -> None:
     tmx("inspect", folder / "merged.safetensors", "--shares")
-    tmx("verify", folder / "merged.safetensors")
+    tmx("inspect", "--verify", folder / "merged.safetensors")
 
 
 def _recipe(folder: Path) -> None:

@@ -57,7 +57,6 @@ COMMANDS = (
     "studio",
     "reproduce",
     "inspect",
-    "verify",
     "convert",
     "push",
     "demo",

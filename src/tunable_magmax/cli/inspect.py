@@ -2,69 +2,93 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from tunable_magmax.cli.terminal import screen_width, show, table, wrapped_table
+from tunable_magmax.cli.terminal import show_result, table, tell, working
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
+from tunable_magmax.workflows.inspect import InspectOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.tensors import TensorInfo
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.workflows.inspect import Inspection
+    from tunable_magmax.workflows.verify import Verification
 
-FEW_TENSORS = 8
-FEW_TIES = 5
+FEW_TENSORS, FEW_TIES = 8, 5
 
 
-def inspect(
-    path: Path,
-    /,
-    *,
-    tensors: bool = False,
-    shares: bool = False,
-    plot: Path | None = None,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> None:
-    """Show what a checkpoint holds; for a merge, also what each task gave to each layer.
+def inspect(path: Path, /, *, options: InspectOptions = InspectOptions()) -> int:
+    """Show what a checkpoint holds, and what each task gave to each layer of a merge; with --verify check it.
 
-    Only headers and the report are read. Torch files are opened weights-only: no code of theirs is run.
+    tmx inspect merged/
+    tmx inspect merged/ --verify
+    tmx inspect merged/ --verify --base base/ --task task1/ --task task2/
+
+    Of torch files only tensors are read: no code of theirs is run. Exit code of --verify: 0 all is well; 1 the merge is
+    not what its report says; 2 it cannot be checked.
 
     Parameters
     ----------
     path
         A safetensors file, a torch file, a directory that holds one or several, or a hub name, org/name@revision.
-    tensors
-        List all tensors, in file order, not only the largest.
-    shares
-        Show the layers' elements in percent.
-    plot
-        Draw a merge's layers, divided among the tasks, into this file: .png, .svg or .pdf.
-    as_json
-        Print everything as JSON on stdout.
     """
+    if options.verify:
+        return _verify(path, options)
     from tunable_magmax.workflows.inspect import inspect_checkpoint
 
+    if options.checkpoints.base is not None or options.checkpoints.task:
+        raise InputError("--base and --task are the inputs to merge again with --verify")
     inspection = inspect_checkpoint(path)
-    if plot is not None:
-        if inspection.report is None:
-            raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
+    if options.plot is not None:
         from tunable_magmax.plots.bars import save_picture
 
-        save_picture(inspection.report, plot)
-    if as_json:
-        show(json.dumps(inspection.to_dict(), indent=1) + "\n")
+        if inspection.report is None:
+            raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
+        save_picture(inspection.report, options.plot)
+    merge = [] if inspection.report is None else _merge(inspection.report)
+    picture = [] if options.plot is None else [f"picture: {options.plot}"]
+    show_result(inspection.to_dict(), [*_contents(inspection, options.tensors), *merge, *picture])
+    return 0
+
+
+def _verify(path: Path, options: InspectOptions) -> int:
+    from tunable_magmax.runs.recipe import read_tasks
+    from tunable_magmax.workflows.verify import verify_checkpoint
+
+    paths, names = read_tasks(options.checkpoints.task)
+    tasks = paths if names is None else dict(zip(names, paths, strict=True))
+    with working() as work:
+        found = verify_checkpoint(path, options.checkpoints.base, tasks or None, progress=work.progress)
+    show_result(found.to_dict(), _checks(path, found))
+    if found.ok:
+        return 0
+    failed = sum(not check.ok for check in found.checks)
+    inputs = ", or these are not its inputs in training order" if found.rederived else ""
+    tell(
+        f"error: {path} is not what its report says{inputs}: {failed} of {plural(len(found.checks), 'check')} failed\n"
+    )
+    return 1
+
+
+def _checks(path: Path, found: Verification) -> Iterator[str]:
+    from tunable_magmax.workflows.merge import logged_inputs
+
+    width = max(len(check.what) for check in found.checks)
+    for check in found.checks:
+        yield f"  {'ok    ' if check.ok else 'FAILED'}  {check.what:<{width}}  {check.detail}"
+    if not found.ok:
         return
-    lines = [*_contents(inspection, tensors), *([] if inspection.report is None else _merge(inspection.report, shares))]
-    if plot is not None:
-        lines.append(f"picture: {plot}")
-    show("".join(f"{line}\n" for line in lines))
+    yield f"{found.path} is what its report says"
+    if not found.rederived and (known := logged_inputs(path)) is not None:
+        names = [f"{name}=" for name in known.names or ()] or [""] * len(known.tasks)
+        tasks = [part for name, place in zip(names, known.tasks, strict=True) for part in ("--task", f"{name}{place}")]
+        yield "Its inputs are known; to merge them again and compare every byte:"
+        yield shlex.join(["tmx", "inspect", str(path), "--verify", "--base", str(known.base), *tasks])
 
 
 def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
@@ -74,7 +98,7 @@ def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
     yield f"{tensors}, {elements}, {show_size(inspection.bytes)}"
     kinds = [[code, f"{n:,}", f"{d:,}", show_size(b)] for code, (n, d, b) in inspection.dtypes().items()]
     if kinds:
-        yield from table([["type", "tensors", "elements", "size"], *kinds])
+        yield from table(kinds, ["type", "tensors", "elements", "size"])
     if inspection.aliases:
         yield plural(len(inspection.aliases), "tied name")
         ties = [f"  {alias} is {kept}" for alias, kept in inspection.aliases.items()]
@@ -90,7 +114,7 @@ def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
         yield title
         shapes = [" x ".join(map(str, info.shape)) or "scalar" for info in infos]
         rows = [[i.name, i.dtype, shape, show_size(i.nbytes)] for i, shape in zip(infos, shapes, strict=True)]
-        yield from table([["name", "type", "shape", "size"], *rows])
+        yield from table(rows, ["name", "type", "shape", "size"])
 
 
 def _shown(value: Any) -> str:
@@ -102,21 +126,18 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
+def _merge(report: MergeReport) -> Iterator[str]:
     from tunable_magmax.workflows.inspect import layers
 
     yield ""
     yield f"a merge of {plural(report.tasks, 'task')} by {report.method}"
-    named = {} if report.names is None else {"names": ", ".join(report.columns)}
-    facts = {
-        **named,
+    facts = {} if report.names is None else {"names": ", ".join(report.columns)}
+    facts |= {
         "merged": f"{plural(report.elements, 'element')} in {plural(len(report.tensors), 'tensor')}",
         "copied": f"{plural(len(report.copied), 'tensor')} as they are",
         "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
     }
-    for name, value in report.options.items():
-        if name != "scale" and value is not None:
-            facts[name] = _shown(value)
+    facts |= {name: _shown(value) for name, value in report.options.items() if name != "scale" and value is not None}
     width = max(map(len, facts)) + 2
     yield from (f"  {name:<{width}}{value}" for name, value in facts.items())
     for warning in report.warnings:
@@ -128,21 +149,19 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
         yield f"{report.leftovers:,} elements ({share}) were leftovers, given by lottery"
     if report.counts is None:
         yield f"elements have no owners: {report.method} mixes the tasks in each element"
-        yield from table([["layer", "elements"], *([la.name, f"{la.elements:,}"] for la in layers(report))])
+        yield from table([[la.name, f"{la.elements:,}"] for la in layers(report)], ["layer", "elements"])
         return
     yield "elements by task" + (", each as its budget says" if report.counts == report.budget else "")
     counts = zip(report.labels(), report.counts, strict=True)
     rows = [[label, f"{n:,}", _percent(n, report.elements)] for label, n in counts]
-    yield from table([["", "elements", "share"], *rows])
-    yield f"{'shares' if shares else 'elements'} by layer and task"
-    header = ["layer", "elements", *report.columns]
+    yield from table(rows, ["", "elements", "share"])
+    yield "shares by layer and task"
     body = [
-        [layer.name, f"{layer.elements:,}"]
-        + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or [0] * report.tasks]
+        [layer.name, f"{layer.elements:,}", *(_percent(n, layer.elements) for n in layer.counts or [0] * report.tasks)]
         for layer in layers(report)
     ]
-    yield from wrapped_table([header, *body], fixed=2, width=screen_width())
+    yield from table(body, ["layer", "elements", *report.columns], fixed=2)
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.2%}" if whole else "-"
+def _percent(part: int, total: int) -> str:
+    return f"{part / total:.2%}" if total else "-"

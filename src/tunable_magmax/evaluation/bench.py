@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,17 +24,16 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
+from tunable_magmax.models.encoder import Encoder, Refill, load_encoder
 from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
-from tunable_magmax.models.head import Linear
+from tunable_magmax.models.head import Head, Linear, load_head, require_match
+from tunable_magmax.models.prepared import Prepared, embed_prepared, joined, prepare
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.models.encoder import Encoder, Refill
-    from tunable_magmax.models.head import Head
-    from tunable_magmax.models.prepared import Prepared
 
 CACHE_BYTES = 512 << 20
 """Features that stay in memory."""
@@ -115,9 +115,6 @@ class Bench:
         """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
         import torch
 
-        from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import load_head, require_match
-
         self.run, self.progress, self.precise = run, progress, precise
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         options: dict[str, Any] = {"seed": seed, "device": where, "progress": progress}
@@ -139,12 +136,12 @@ class Bench:
         self._lock = threading.RLock()
         self._filled: MergeSpec | None = None
         self._refill: dict[tuple[str, ...], Refill] = {}
-        self._features: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
+        self._features: OrderedDict[tuple[MergeSpec, str], NDArray[np.float32]] = OrderedDict()
         self._old: OrderedDict[MergeSpec, Linear] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
+        self._folded: OrderedDict[tuple[Any, ...], FoldedRows] = OrderedDict()
         self._joined: dict[str, BenchData] = {}
         self._moves: dict[tuple[int, str], tuple[Floats, Floats]] = {}
-        self._folded: OrderedDict[tuple[Any, ...], FoldedRows] = OrderedDict()
         self.embedded = 0
         """Forward passes so far, in samples."""
 
@@ -165,6 +162,11 @@ class Bench:
         return self.frozen is None
 
     @property
+    def width(self) -> int:
+        """The width of features."""
+        return self.encoder.dim
+
+    @property
     def views(self) -> tuple[View, ...]:
         """What of the features a head can be fitted to; none if a head could not be written."""
         if isinstance(self.encoder, BuiltinEncoder):
@@ -183,37 +185,25 @@ class Bench:
         strict: bool = False,
     ) -> BenchData:
         """Decodes samples; those that cannot be read are left out with a warning. `labels`: class names, if known."""
-        from tunable_magmax.models.prepared import prepare
-
-        prepared = prepare(self.encoder, samples, strict=strict, progress=self.progress)
         if labels is None and samples.labels is not None:
             labels = [samples.classes[label] for label in samples.labels]
+        known = [-1] * len(samples) if labels is None else [self._places.get(str(label), -1) for label in labels]
+        prepared = prepare(self.encoder, samples, strict=strict, progress=self.progress)
         kept = list(prepared.positions)
-        known = [-1 if labels is None else self._places.get(str(labels[k]), -1) for k in kept]
-        owners = [-1 if tasks is None else tasks[k] for k in kept]
-        return BenchData(name, prepared, np.array(known, dtype=np.int64), np.array(owners, dtype=np.int64))
+        owners = np.full(len(samples), -1) if tasks is None else np.asarray(tasks)
+        return BenchData(name, prepared, np.array(known, dtype=np.int64)[kept], owners.astype(np.int64)[kept])
 
     def open_labelled(self, name: str, labelled: Labelled, *, strict: bool = False) -> BenchData:
         """Decodes samples that are labelled in the bench's classes."""
-        from tunable_magmax.models.prepared import prepare
-
-        options: dict[str, Any] = {"strict": strict, "progress": self.progress}
-        prepared = prepare(self.encoder, labelled.samples, labelled.positions, **options)
+        prepared = prepare(self.encoder, labelled.samples, labelled.positions, strict=strict, progress=self.progress)
         kept = labelled.readable(prepared.positions)
         tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
         return BenchData(name, prepared, kept.targets, tasks)
 
     def join(self, name: str, parts: Sequence[BenchData]) -> BenchData:
         """Returns several data as one."""
-        from tunable_magmax.models.prepared import joined
-
-        prepared = joined([part.prepared for part in parts], self.encoder)
-        return BenchData(
-            name,
-            prepared,
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.tasks for part in parts]),
-        )
+        labels, tasks = (np.concatenate([getattr(part, each) for part in parts]) for each in ("labels", "tasks"))
+        return BenchData(name, joined([part.prepared for part in parts], self.encoder), labels, tasks)
 
     def forget(self, name: str) -> None:
         """Forgets what was kept of some data."""
@@ -242,8 +232,12 @@ class Bench:
                 self._fill(spec)
                 if check is not None:
                     check()
-                self._features[key] = self._embedded(data, check)
-                self._shorten()
+                self.embedded += len(data)
+                options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
+                self._features[key] = embed_prepared(self.encoder, data.prepared, **options)
+                total = sum(values.nbytes for values in self._features.values())
+                while total > CACHE_BYTES and len(self._features) > 1:
+                    total -= self._features.popitem(last=False)[1].nbytes
             self._features.move_to_end(key)
             return self._features[key]
 
@@ -277,8 +271,6 @@ class Bench:
         return used.logits(self.rows(self.features(spec, data)))
 
     def _fill(self, spec: MergeSpec) -> None:
-        from tunable_magmax.models.encoder import Refill
-
         if self._filled == spec:
             return
         state = self.models.state(spec)
@@ -289,21 +281,7 @@ class Bench:
         self._refill[names](state)
         self._filled = spec
         if isinstance(self.encoder, BuiltinEncoder):
-            self._old[spec] = self.encoder.linear
-            while len(self._old) > HEADS:
-                self._old.popitem(last=False)
-
-    def _embedded(self, data: BenchData, check: Callable[[], None] | None) -> NDArray[np.float32]:
-        from tunable_magmax.models.prepared import embed_prepared
-
-        self.embedded += len(data)
-        options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
-        return embed_prepared(self.encoder, data.prepared, **options)
-
-    def _shorten(self) -> None:
-        total = sum(values.nbytes for values in self._features.values())
-        while total > CACHE_BYTES and len(self._features) > 1:
-            total -= self._features.popitem(last=False)[1].nbytes
+            _keep(self._old, spec, self.encoder.linear, HEADS)
 
     # -- fitted heads ------------------------------------------------------------------------------------------------
 
@@ -312,11 +290,9 @@ class Bench:
         key = (spec, site.key)
         with self._lock:
             if key not in self._heads:
-                old = self.old_head(spec)
-                rows = self._folded_rows(spec, site, check)
-                self._heads[key] = fit_head(rows, site.shares, old, old_shares=self.imbalance, views=self.views)
-                while len(self._heads) > HEADS:
-                    self._heads.popitem(last=False)
+                old, rows = self.old_head(spec), self._folded_rows(spec, site, check)
+                head = fit_head(rows, site.shares, old, old_shares=self.imbalance, views=self.views)
+                _keep(self._heads, key, head, HEADS)
             return self._heads[key]
 
     def _folded_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> FoldedRows:
@@ -325,35 +301,23 @@ class Bench:
         matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
         key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
         if key not in self._folded:
-            rows = self._labelled_rows(spec, site, check)
-            width = self.old_head(spec).weight.shape[1]
-            empty = Rows.of(np.zeros((0, width)), [])
-            self._folded[key] = FoldedRows(empty if rows is None else rows, len(self.classes))
-            while len(self._folded) > FOLDED:
-                self._folded.popitem(last=False)
+            parts = self._labelled_rows(spec, site, check) or [Rows.of(np.zeros((0, self.width)), [])]
+            fields = ("features", "labels", "counts", "judged")
+            rows = Rows.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
+            _keep(self._folded, key, FoldedRows(rows, len(self.classes)), FOLDED)
         self._folded.move_to_end(key)
         return self._folded[key]
 
-    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> Rows | None:
+    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> list[Rows]:
         parts: list[Rows] = []
         for data, count in ((site.kept, 1.0), (site.labelled, LABELLED_COUNT)):
-            if data is None:
-                continue
-            known = np.flatnonzero(data.labels >= 0)
-            if len(known):
+            known = np.flatnonzero(data.labels >= 0) if data is not None else ()
+            if data is not None and len(known):
                 features = self.rows(self.features(spec, data, check)[known])
-                counts = count * self._task_counts(data, site)[known]
-                parts.append(Rows.of(features, data.labels[known], counts))
+                parts.append(Rows.of(features, data.labels[known], count * self._task_counts(data, site)[known]))
         if site.moved and not self.is_builtin:
             parts += self._moved_rows(spec, site, judges=not parts)
-        if not parts:
-            return None
-        return Rows.of(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("features", "labels", "counts", "judged")
-            )
-        )
+        return parts
 
     def _task_counts(self, data: BenchData, site: SiteFacts) -> Floats:
         """Returns how much each row counts for its class: by its task's weight where tasks share classes, else 1."""
@@ -415,36 +379,32 @@ class Bench:
 
     # -- classes and tasks -------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def class_tables(self) -> Floats:
         """How many samples of each of the bench's classes every task has [T, classes]."""
-        if not hasattr(self, "_tables"):
-            tables = np.zeros((len(self.run.tasks), len(self.classes)))
-            for t, counts in enumerate(self.run.label_tables or []):
-                for name, count in counts.items():
-                    if name in self._places:
-                        tables[t, self._places[name]] = count
-            self._tables = tables
-        return self._tables
+        tables = np.zeros((len(self.run.tasks), len(self.classes)))
+        for t, counts in enumerate(self.run.label_tables or []):
+            for name, count in counts.items():
+                if name in self._places:
+                    tables[t, self._places[name]] = count
+        return tables
 
-    @property
+    @cached_property
     def _shared_classes(self) -> NDArray[np.bool_]:
         """Which classes several tasks have [classes]."""
         shared: NDArray[np.bool_] = (self.class_tables > 0).sum(axis=0) > 1
         return shared
 
-    @property
+    @cached_property
     def imbalance(self) -> Floats | None:
         """How uneven classes were inside the tasks, which the old head has learned [classes]; None: not known."""
         tables = self.class_tables
         if not tables.any():
             return None
-        totals = tables.sum(axis=1, keepdims=True)
-        sizes = (tables > 0).sum(axis=1, keepdims=True)
-        relative = np.divide(tables * sizes, totals, out=np.zeros_like(tables), where=totals > 0)
+        totals, sizes = tables.sum(axis=1, keepdims=True), (tables > 0).sum(axis=1, keepdims=True)
+        relative = tables * sizes / np.maximum(totals, 1)
         holders = (tables > 0).sum(axis=0)
-        mean = np.divide(relative.sum(axis=0), holders, out=np.ones(len(holders)), where=holders > 0)
-        found: Floats = np.where(holders > 0, mean, 1.0)
+        found: Floats = np.where(holders > 0, relative.sum(axis=0) / np.maximum(holders, 1), 1.0)
         return found
 
 
@@ -471,10 +431,6 @@ def measure_model(
 
     A builtin head stands for the classifier that the encoder has then; its bias is added.
     """
-    from tunable_magmax.models.encoder import Refill
-    from tunable_magmax.models.head import require_match
-    from tunable_magmax.models.prepared import embed_prepared, prepare
-
     require_match(encoder, head)
     prepared = prepare(encoder, labelled.samples, labelled.positions, strict=strict, progress=progress)
     if state is not None:
@@ -486,6 +442,13 @@ def measure_model(
     return Measured(accuracy, prepared.failed)
 
 
+def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Puts a value into a cache, out of which the oldest go when there are more than `most`."""
+    cache[key] = value
+    while len(cache) > most:
+        cache.popitem(last=False)
+
+
 def _spread(count: int, most: int) -> list[int]:
     """Returns at most so many of `count` positions, evenly spread.
 
@@ -493,84 +456,3 @@ def _spread(count: int, most: int) -> list[int]:
     [0, 2, 4, 6, 8]
     """
     return sorted({k * count // min(most, count) for k in range(min(most, count))})
-
-
-@dataclass(frozen=True)
-class ExpectedAccuracy:
-    """The share of right answers to expect at a site, with a 90 % interval; `samples`: of equal weight, so many."""
-
-    value: float
-    low: float
-    high: float
-    samples: float
-    by_task: Mapping[int, float] = field(default_factory=dict)
-
-
-def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int = 0) -> ExpectedAccuracy | None:
-    """Returns what a head's judged rows say of a site; None if it has none.
-
-    `tasks` [rows of the head]: each row's task; `mixtures` [draws, T]: what is believed of the site's weights. Each
-    draw takes a mixture, and for each task an accuracy that its judged rows allow.
-    """
-    if not len(head.right):
-        return None
-    owners = tasks[head.judged]
-    rng = np.random.default_rng([seed, 3])
-    count = mixtures.shape[1]
-    shares = np.zeros((len(mixtures), count))
-    value, by_task = 0.0, {}
-    mean = mixtures.mean(axis=0)
-    covered = 0.0
-    for t in range(count):
-        mine = owners == t
-        weights = head.row_weights[mine]
-        if not mine.any() or weights.sum() <= 0:
-            shares[:, t] = np.nan
-            continue
-        weights = weights / weights.sum()
-        rate = float(weights @ head.right[mine])
-        effective = float(1 / np.square(weights).sum())
-        shares[:, t] = rng.beta(rate * effective + 0.5, (1 - rate) * effective + 0.5, len(mixtures))
-        by_task[t] = rate
-        value += mean[t] * rate
-        covered += mean[t]
-    if not by_task:  # rows whose tasks are not known: one group
-        weights = head.row_weights
-        rate, effective = float(weights @ head.right), float(1 / np.square(weights).sum())
-        draws = rng.beta(rate * effective + 0.5, (1 - rate) * effective + 0.5, 1000)
-        low, high = np.quantile(draws, [0.05, 0.95])
-        return ExpectedAccuracy(rate, float(low), float(high), effective)
-    known = ~np.isnan(shares)
-    each = np.where(known, mixtures, 0.0)
-    draws = (each * np.nan_to_num(shares)).sum(axis=1) / np.maximum(each.sum(axis=1), 1e-12)
-    low, high = np.quantile(draws, [0.05, 0.95])
-    effective = float(1 / np.square(head.row_weights).sum())
-    value /= covered
-    return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)), effective, by_task)
-
-
-def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
-    """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
-
-    >>> labels = np.array([0] * 9 + [1] * 9)
-    >>> np.bincount(labels[choose_kept(labels, np.array([1.0, 0.0]), 8)]).tolist()
-    [6, 2]
-    """
-    from tunable_magmax.lottery import lottery_state, ticket
-
-    if len(labels) <= most:
-        return list(range(len(labels)))
-    classes = np.unique(labels[labels >= 0])
-    start = lottery_state(0, 26, 0)
-    members = {c: sorted(np.flatnonzero(labels == c).tolist(), key=lambda p: (ticket(start, p), p)) for c in classes}
-    wanted = {c: min(2, len(members[c])) for c in classes}
-    left = most - sum(wanted.values())
-    goal = {c: shares[c] / max(shares[classes].sum(), 1e-12) * most for c in classes}
-    while left > 0:
-        open_classes = [c for c in classes if wanted[c] < len(members[c])]
-        if not open_classes:
-            break
-        lacking = max(open_classes, key=lambda c: (goal[c] - wanted[c], -c))
-        wanted[lacking] += 1
-        left -= 1
-    return sorted(p for c in classes for p in members[c][: wanted[c]])

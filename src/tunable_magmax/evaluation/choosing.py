@@ -5,15 +5,17 @@ Every candidate gets its own fitted head; labelled samples, weighted as the site
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tunable_magmax.data.arrays import Floats
-from tunable_magmax.evaluation.bench import Bench, ExpectedAccuracy, SiteFacts, expected_accuracy
+from tunable_magmax.evaluation.accuracy import Ints
+from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
+from tunable_magmax.lottery import lottery_state, ticket
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.models.fitting import FittedHead
 
@@ -86,18 +88,6 @@ class Choice:
     embedded: int
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What to expect of the chosen model at the site, and of base and last checkpoint, each with its own fitted head.
-
-    `simpler`: "base" or "last" if it cannot be told from the chosen model by log loss, or is better.
-    """
-
-    head: FittedHead
-    expected: dict[str, ExpectedAccuracy]
-    simpler: str | None = None
-
-
 def affordable(bench: Bench, tokens: float) -> int:
     """Returns how many samples may be embedded in all, by the size of the encoder: the same on every machine."""
     module: Any = bench.encoder.module
@@ -130,6 +120,29 @@ def sizes(total: int) -> tuple[int, int, int]:
     half = total // 2
     count = CANDIDATES if half // CANDIDATES >= FEWEST else FEW_CANDIDATES
     return count, max(FEWEST, half // count), max(FEWEST, half // 3)
+
+
+def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
+    """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
+
+    >>> labels = np.array([0] * 9 + [1] * 9)
+    >>> np.bincount(labels[choose_kept(labels, np.array([1.0, 0.0]), 8)]).tolist()
+    [6, 2]
+    """
+    known = np.flatnonzero(labels >= 0)
+    if len(known) <= most:
+        return known.tolist()
+    start = lottery_state(0, 26, 0)
+    members = {
+        int(c): sorted(np.flatnonzero(labels == c).tolist(), key=lambda p: (ticket(start, p), p))
+        for c in np.unique(labels[known])
+    }
+    wanted = {c: min(2, len(own)) for c, own in members.items()}
+    goal = shares / max(shares[list(members)].sum(), 1e-12) * most
+    for _ in range(most - sum(wanted.values())):
+        lacking = max((c for c in members if wanted[c] < len(members[c])), key=lambda c: (goal[c] - wanted[c], -c))
+        wanted[lacking] += 1
+    return sorted(p for c, own in members.items() for p in own[: wanted[c]])
 
 
 def choose_model(
@@ -200,39 +213,80 @@ def title_of(bench: Bench, spec: MergeSpec) -> str:
     return ["base", *bench.run.labels[:-1], "last"][spec.checkpoint]
 
 
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpectedAccuracy:
+    """The share of right answers to expect at a site, with a 90 % interval; `samples`: of equal weight, so many."""
+
+    value: float
+    low: float
+    high: float
+    samples: float
+    by_task: Mapping[int, float] = field(default_factory=dict)
+
+
+def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int = 0) -> ExpectedAccuracy | None:
+    """Returns what a head's judged rows say of a site; None if it has none.
+
+    `tasks` [rows of the head]: each row's task; `mixtures` [draws, T]: what is believed of the site's weights. Each
+    draw takes a mixture, and for each task an accuracy that its judged rows allow (Jeffreys' posterior, rows of unequal
+    weight counting as so many of equal weight). Rows whose tasks are not known are one group.
+    """
+    if not len(head.right):
+        return None
+    owners = tasks[head.judged]
+    if (owners < 0).all():
+        owners, mixtures = np.zeros_like(owners), np.ones((len(mixtures), 1))
+    rng = np.random.default_rng([seed, 3])
+    rates, drawn = {}, {}
+    for t in range(mixtures.shape[1]):
+        weights = head.row_weights[owners == t]
+        if weights.sum() <= 0:
+            continue
+        weights = weights / weights.sum()
+        rates[t] = float(weights @ head.right[owners == t])
+        count = float(1 / np.square(weights).sum())
+        drawn[t] = rng.beta(rates[t] * count + 0.5, (1 - rates[t]) * count + 0.5, len(mixtures))
+    each = mixtures[:, list(rates)]
+    mean = each.mean(axis=0)
+    value = float(mean @ list(rates.values()) / mean.sum())
+    shares = (each * np.stack(list(drawn.values()), axis=1)).sum(axis=1) / np.maximum(each.sum(axis=1), 1e-12)
+    low, high = np.quantile(shares, [0.05, 0.95])
+    samples = float(1 / np.square(head.row_weights).sum())
+    return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)), samples, rates)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What to expect of the chosen model at the site, and of base and last checkpoint, each with its own fitted head.
+
+    `simpler`: "base" or "last" if it cannot be told from the chosen model by log loss, or is better.
+    """
+
+    head: FittedHead
+    expected: dict[str, ExpectedAccuracy]
+    simpler: str | None = None
+
+
 def gather_evidence(
     bench: Bench, site: SiteFacts, chosen: MergeSpec, head: FittedHead, mixtures: Floats, seed: int = 0
 ) -> Evidence:
     """Returns what to expect of the chosen model, the base and the last checkpoint, judged by the same rows."""
-    data_tasks = row_tasks(site)
-    models = {"tailored": chosen, "base": BASE, "last": MergeSpec(checkpoint=len(bench.run.tasks))}
-    heads = {"tailored": head, **{name: bench.fit(spec, site) for name, spec in models.items() if name != "tailored"}}
-    expected = {}
-    for name, fitted in heads.items():
-        found = None if data_tasks is None else expected_accuracy(fitted, data_tasks, mixtures, seed)
-        if found is not None:
-            expected[name] = found
+    owners = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
+    if not owners:
+        return Evidence(head, {})
+    models = {"base": BASE, "last": MergeSpec(checkpoint=len(bench.run.tasks))}
+    heads = {"tailored": head, **{name: bench.fit(spec, site) for name, spec in models.items()}}
+    found = {name: expected_accuracy(each, np.concatenate(owners), mixtures, seed) for name, each in heads.items()}
+    expected = {name: each for name, each in found.items() if each is not None}
     simpler = None
     for name in ("last", "base"):
-        if models[name] != chosen and len(expected) == len(models) and not _told(heads["tailored"], heads[name]):
+        alike = len(heads[name].chances) == len(head.chances) and not head.surely_better(heads[name], TELLING)
+        if models[name] != chosen and len(expected) == len(heads) and alike:
             simpler = name
     return Evidence(head, expected, simpler)
-
-
-def row_tasks(site: SiteFacts) -> Any:
-    """Returns the tasks of the rows that a bench fits heads to, in order; None if they are of profiles alone."""
-    parts = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
-    return np.concatenate(parts) if parts else None
-
-
-def _told(one: FittedHead, other: FittedHead) -> bool:
-    """Whether the first has clearly the smaller log loss on the rows that judge both."""
-    if len(one.chances) != len(other.chances):
-        return True
-    gains = np.log(np.maximum(one.chances, 1e-12)) - np.log(np.maximum(other.chances, 1e-12))
-    mean = float(one.row_weights @ gains)
-    error = float(np.sqrt(np.square(one.row_weights * (gains - mean)).sum()))
-    return mean > TELLING * error
 
 
 def draw_mixtures(weights: Sequence[float], error: float, draws: int = 1000, seed: int = 0) -> Floats:

@@ -14,8 +14,8 @@ import numpy as np
 from tunable_magmax.data.arrays import Floats, choose_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.evaluation.accuracy import Ints
-from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, choose_kept
-from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, sizes, tokens_of
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
+from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run

@@ -7,20 +7,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_folder, is_usual
-from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
-from tunable_magmax.checkpoints.shards import INDEX
-from tunable_magmax.checkpoints.source import open_checkpoint
+from cyclopts import Parameter
+
 from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
-from tunable_magmax.workflows.evaluate import HEAD_FILES
-from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
-OWN = frozenset({INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES})
-"""What commands of this package write beside weights; a report need not list it, such as a head that came later."""
 MOST_LISTED = 20
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PushOptions:
+    """The options of `tmx push`."""
+
+    private: bool = False
+    """Make the repository private, if it is a new one."""
+    revision: str = "main"
+    """Commit to this branch, which is made if there is none."""
+    dry_run: bool = False
+    """Check the directory and list the files; send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ def push_model(
     private is published by accident; so are pickles, which run code where they are loaded, links that lead out of the
     directory, and unfinished outputs. With `dry_run` nothing is sent.
     """
+    from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
+
     folder = Path(path)
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
     if name is None or "/" not in name.repo or "@" in repo:
@@ -93,6 +102,12 @@ def push_model(
 
 def _files(folder: Path) -> list[str]:
     """Returns the names of a model's files; everything that prevents a push is one `InputError`."""
+    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
+    from tunable_magmax.checkpoints.shards import INDEX
+    from tunable_magmax.checkpoints.source import open_checkpoint
+    from tunable_magmax.workflows.evaluate import HEAD_FILES
+    from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
+
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory: give a model's, as tmx merge or tmx tailor writes it")
     if folder.name.endswith(".partial"):
@@ -106,7 +121,9 @@ def _files(folder: Path) -> list[str]:
     except InputError as error:
         weights = set()
         problems.append(str(error))
-    problems = [*_strange(folder, names, {*listed, *weights, *OWN}), *problems]
+    # A report need not list what commands of this package write beside weights, such as a head that came later.
+    written = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES}
+    problems = [*_strange(folder, names, {*listed, *weights, *written}), *problems]
     if problems:
         shown = problems[:MOST_LISTED]
         more = [f"and {len(problems) - len(shown):,} more"] if len(problems) > len(shown) else []
@@ -116,6 +133,8 @@ def _files(folder: Path) -> list[str]:
 
 def _strange(folder: Path, names: Sequence[str], own: Collection[str]) -> Iterator[str]:
     """Yields what is in a directory and must not be published: what is no part of the model, links and pickles."""
+    from tunable_magmax.checkpoints.companions import is_module_folder, is_usual
+
     for name in names:
         file = folder / name
         module = "/" in name and is_module_folder(file.parent)
@@ -141,6 +160,8 @@ def _is_pickle(file: Path) -> bool:
 
 def _listed(folder: Path) -> list[str]:
     """Returns the files that a merge's report lists."""
+    from tunable_magmax.checkpoints.companions import REPORT
+
     if not (folder / REPORT).is_file():
         return []
     listed = read_json(folder / REPORT).get("files")

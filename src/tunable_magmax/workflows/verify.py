@@ -1,10 +1,11 @@
-"""What `tmx verify` does: checks that a merged checkpoint is what its report says, also by merging the inputs again."""
+"""Checks that a merged checkpoint is what its report says, also by merging its inputs again: `tmx inspect --verify`."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,24 +16,19 @@ import torch
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
-from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.views import read_tensor
-from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.engines.local import merge_of
+from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.log import read_report
-from tunable_magmax.engines.outputs import merged_tensors, shard_data
-from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
 from tunable_magmax.files import Progress, is_plain_name
-from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.report import MergeReport
 
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
-_REDERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
+_DERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
 STEP_SHARE = 1e-3
 """For methods without the same bits everywhere: merged values may differ by this share of the model's mean step (the
 root of its mean square), beside the rounding of the output's type."""
@@ -71,15 +67,13 @@ def verify_checkpoint(
     base: str | Path | None = None,
     tasks: Sequence[str | Path] | Mapping[str, str | Path] | None = None,
     *,
-    memory: int | str | None = None,
-    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Checks a merged checkpoint against its report: digests, files, tensors, sums of counts.
 
-    With `base` and `tasks` (in training order, or by name) the merge is done again as the report says, under the bound
-    `memory`, and every byte is compared; merged values of `tsv` are compared within a tolerance. What does not fit is a
-    failed check; no report, or inputs that cannot be merged, an `InputError`.
+    With `base` and `tasks` (in training order, or by name) the merge is done again as the report says, in the folder
+    for temporary files, and every byte is compared; merged values of `tsv` are compared within a tolerance. What does
+    not fit is a failed check; no report, or inputs that cannot be merged, an `InputError`.
 
     >>> import tempfile, torch, tunable_magmax as tmx
     >>> from safetensors.torch import save_file
@@ -97,8 +91,6 @@ def verify_checkpoint(
         raise InputError("to merge again, the base and all tasks are needed: give both or neither")
     if tasks and len(tasks) != report.tasks:
         raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
-    if isinstance(tasks, Mapping):
-        tasks = _placed(tasks, report)
     checks = [*_files(path, report, progress), *_sums(report)]
     try:
         checkpoint = open_checkpoint(path)
@@ -108,12 +100,14 @@ def verify_checkpoint(
     with checkpoint:
         checks += _tensors(checkpoint, report)
         if base is not None and tasks:
-            checks += _rederive(checkpoint, report, base, tasks, Resources(memory=memory, threads=threads), progress)
+            checks += _derived_again(checkpoint, report, base, _in_order(tasks, report), progress)
     return Verification(str(path), tuple(checks), base is not None)
 
 
-def _placed(tasks: Mapping[str, str | Path], report: MergeReport) -> list[str | Path]:
-    """Returns tasks by name in the order of the report's names; in their own if it has none."""
+def _in_order(tasks: Sequence[str | Path] | Mapping[str, str | Path], report: MergeReport) -> list[str | Path]:
+    """Returns tasks by name in the order of the report's names."""
+    if not isinstance(tasks, Mapping):
+        return list(tasks)
     if report.names is None:
         return list(tasks.values())
     for name in tasks:
@@ -220,118 +214,74 @@ def _fitted(checkpoint: Checkpoint, report: MergeReport) -> FittedTensors | None
 # -- by merging again -------------------------------------------------------------------------------------------------
 
 
-def _rederive(
-    checkpoint: Checkpoint,
-    report: MergeReport,
-    base: str | Path,
-    tasks: Sequence[str | Path],
-    resources: Resources,
-    progress: Progress | None,
-) -> list[Check]:
-    given = {"method": report.method, "seed": report.seed, **report.options}
-    if given.get("fitted_head") is not None:
-        given["fitted_head"] = _fitted(checkpoint, report)
-    try:
-        options = read_options(report.tasks, **given)
-    except (InputError, TypeError) as error:
-        raise InputError(f"the options in the report are not those of a merge: {error}") from None
-    checks = []
-    with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, Inputs(base, tasks, options) as inputs:
-        if report.inputs:
-            checks.append(_equal("bytes of the inputs", inputs.sizes, dict(report.inputs)))
-        with merge_of(inputs, options, resources, Path(folder) / "planes", progress) as merge:
-            merge.survey()
-            merge.decide()
-            values = (
-                _values_within(merge, inputs, checkpoint)
-                if merge.varies
-                else _values(merge, inputs, checkpoint, report)
-            )
-            checks.append(values)
-            again = merge.report()
-        inputs.refuse_changed()
-    for name in _REDERIVED:
+def _derived_again(
+    checkpoint: Checkpoint, report: MergeReport, base: str | Path, tasks: list[str | Path], progress: Progress | None
+) -> Iterator[Check]:
+    options = {"method": report.method, "seed": report.seed, **report.options}
+    if options.get("fitted_head") is not None:
+        options["fitted_head"] = _fitted(checkpoint, report)
+    varies = report.method in METHODS and METHODS[report.method].merges_matrices
+    with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # they are in the report
+        out = Path(folder) / "again.safetensors"
+        try:
+            again = merge_checkpoints(base, tasks, out, names=report.names, progress=progress, **options)
+        except TypeError as error:
+            raise InputError(f"the options in the report are not those of a merge: {error}") from None
+        with open_checkpoint(out) as derived:
+            yield _values(checkpoint, derived, again, varies)
+    if report.inputs:
+        yield _equal("bytes of the inputs", dict(again.inputs), dict(report.inputs))
+    for name in _DERIVED:
         what, pair = f"{name.replace('_', ' ')}, derived again", (getattr(again, name), getattr(report, name))
-        close = merge.varies and name in ("scale", "merged_length")
-        checks.append(_close(what, *pair) if close else _equal(what, *pair, report.names))
+        close = varies and name in ("scale", "merged_length")
+        yield _close(what, *pair) if close else _equal(what, *pair, report.names)
     tensors = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
     copied = sorted(set(again.copied) ^ set(report.copied))
     for what, differ, count in (("tensors", tensors, len(again.tensors)), ("copied", copied, len(again.copied))):
-        checks.append(_none(f"{what}, derived again", [f"{key!r} differs" for key in differ], f"{count} as reported"))
-    return checks
+        yield _none(f"{what}, derived again", [f"{key!r} differs" for key in differ], f"{count} as reported")
 
 
-def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
-    """Compares all values, merged and copied, with the checkpoint's. All are rendered, since that counts owners."""
+def _values(stored: Checkpoint, derived: Checkpoint, again: MergeReport, varies: bool) -> Check:
+    """Compares all values with those of a merge done again: to the bit, or merged ones within a tolerance."""
+    tolerance = STEP_SHARE * abs(again.scale) * again.merged_length / math.sqrt(max(again.elements, 1))
     differing: list[str] = []
-    total = 0
-    for info, blocks in _blocks(merge, inputs, checkpoint):
-        total += info.numel
-        if sum(stored != derived for derived, stored in blocks):
-            differing.append(f"{info.name!r} ({'merged' if info.name in report.tensors else 'copied'}) differs")
-    return _none("values, derived again", differing, f"all {total:,} equal to the bit")
+    for name, info in derived.tensors.items():
+        held, dtype = stored.tensors.get(name), torch_dtype(info.dtype)
+        kind = "merged" if name in again.tensors else "copied"
+        if held is None or (held.dtype, held.shape) != (info.dtype, info.shape):
+            differing.append(f"{name!r} ({kind}) differs")
+        elif varies and kind == "merged" and dtype is not None:
+            distance = max([_distance(*pair, dtype) for pair in _blocks(stored, derived, name)], default=0.0)
+            if not distance <= tolerance:
+                differing.append(f"{name!r} ({kind}) differs by up to {distance:.2g}, the tolerance is {tolerance:.2g}")
+        elif any(one != other for one, other in _blocks(stored, derived, name)):
+            differing.append(f"{name!r} ({kind}) differs")
+    total = sum(info.numel for info in derived.tensors.values())
+    fine = f"merged ones within {tolerance:.2g}, others equal to the bit" if varies else "equal to the bit"
+    return _none("values, derived again", differing, f"all {total:,}: {fine}")
 
 
-def _values_within(merge: Merge, inputs: Inputs, checkpoint: Checkpoint) -> Check:
-    """Compares all values: copied ones to the bit, merged ones within a tolerance, which is known after all of them."""
-    merged = {merge.layout.mergeable[place.tensor].name for place in merge.places}
-    differing: list[str] = []
-    distances: dict[str, float] = {}
-    for info, blocks in _blocks(merge, inputs, checkpoint):
-        dtype = torch_dtype(info.dtype)
-        if info.name not in merged or dtype is None:
-            if sum(stored != derived for derived, stored in blocks):
-                differing.append(f"{info.name!r} (copied) differs")
-            continue
-        distances[info.name] = max([_distance(derived, stored, dtype) for derived, stored in blocks], default=0.0)
-    step = abs(merge.scale) * math.sqrt(merge.merged_square / max(merge.elements, 1))
-    tolerance = STEP_SHARE * step
-    differing += [
-        f"{name!r} (merged) differs by up to {distance:.2g}, the tolerance is {tolerance:.2g}"
-        for name, distance in distances.items()
-        if not distance <= tolerance
-    ]
-    fine = f"copied ones equal to the bit, merged ones within {tolerance:.2g}, {STEP_SHARE:g} of the mean step"
-    return _none("values, derived again", differing, fine)
+def _blocks(stored: Checkpoint, derived: Checkpoint, name: str) -> Iterator[tuple[memoryview, memoryview]]:
+    """Yields a tensor of two checkpoints block by block; a block that cannot be read has no bytes."""
+    size = derived.tensors[name].nbytes
+    for start in range(0, size, _BLOCK):
+        one, other = (memoryview(bytearray(min(_BLOCK, size - start))) for _ in range(2))
+        derived.read_into(name, start, other)
+        try:
+            stored.read_into(name, start, one)
+        except StorageError:
+            one = memoryview(b"")
+        yield one, other
 
 
-def _distance(derived: memoryview, stored: memoryview | None, dtype: torch.dtype) -> float:
+def _distance(one: memoryview, other: memoryview, dtype: torch.dtype) -> float:
     """Returns how far two blocks of values are apart at most, beyond the rounding of their type."""
-    if stored is None:
+    if one.nbytes != other.nbytes:
         return math.inf
-    one, other = (torch.frombuffer(block, dtype=dtype).double() for block in (bytearray(derived), stored))
-    apart = (one - other).abs() - torch.finfo(dtype).eps * torch.maximum(one.abs(), other.abs())
+    left, right = (torch.frombuffer(block, dtype=dtype).double() for block in (one, other))
+    apart = (left - right).abs() - torch.finfo(dtype).eps * torch.maximum(left.abs(), right.abs())
     return float(apart.nan_to_num(nan=math.inf).max().clamp(min=0))
-
-
-def _blocks(
-    merge: Merge, inputs: Inputs, checkpoint: Checkpoint
-) -> Iterator[tuple[TensorInfo, Iterator[tuple[memoryview, memoryview | None]]]]:
-    """Yields each tensor with its values block by block: derived again, and as stored (None if they are not there).
-
-    The blocks of a tensor must be used up before the next one is asked for.
-    """
-    [shard] = plan_shards(merged_tensors(merge))
-    derived = shard_data(merge, inputs, shard)
-
-    def of(info: TensorInfo) -> Iterator[tuple[memoryview, memoryview | None]]:
-        held = checkpoint.tensors.get(info.name)
-        there, done = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape), 0
-        while done < info.nbytes:  # a block never reaches into the next tensor
-            block = next(derived).cast("B")
-            stored = memoryview(bytearray(block.nbytes))
-            try:
-                if there:
-                    checkpoint.read_into(info.name, done, stored)
-            except StorageError:
-                there = False
-            yield block, stored if there else None
-            done += block.nbytes
-
-    for info in shard.tensors:
-        yield info, of(info)
-    for _ in derived:
-        pass
 
 
 def _none(what: str, faults: Sequence[str], fine: str) -> Check:

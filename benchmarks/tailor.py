@@ -132,8 +132,8 @@ def main() -> int:
         print(f"{arguments.tasks} tasks and {arguments.pictures} pictures made in {time.perf_counter() - began:.0f} s")
         sources, reading = SiteSources(inputs=folder / "site"), Reading(device="cpu")
         clock = Clock()
-        options = TailorOptions(arguments.method)
-        made = tailor(folder / "run", sources, folder / "out", options, reading, progress=clock)
+        options = TailorOptions(folder / "out", sources, method=arguments.method, reading=reading)
+        made = tailor(folder / "run", options, clock)
     spent, total = clock.seconds(), made.seconds
     for phase, seconds in spent.items():
         print(f"{phase:<12} {seconds:7.1f} s {seconds / total:6.1%}")

@@ -44,7 +44,7 @@ def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
         assert f"{row['accuracy']:.1%}" in line
     assert {row["head"] for row in found["rows"]} <= {"fitted", "old"}
     assert result.out.count(" *") == len([line for line in lines if " *" in line])
-    assert tmx("compare", text_run.path, *given, "--quiet").out.splitlines() == found["summary"]
+    assert all(part in " ".join(result.out.split()) for part in found["summary"])
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")
 
 

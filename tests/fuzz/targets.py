@@ -105,9 +105,9 @@ def prepare(folder: Path) -> None:
     preference.save(folder / "site" / "preference.json")
     record = TailorRecord(
         {"inputs": "site.csv"},
-        MixtureRecord("probe", 20, {"t1": 0.75, "t2": 0.25}, {"t1": [0.6, 0.9], "t2": [0.1, 0.4]}, 0.1),
+        MixtureRecord("probe", 20, {"t1": 0.75, "t2": 0.25}, {"t1": [0.6, 0.9], "t2": [0.1, 0.4]}, 0.1, 1.6),
         MergeRecord("tunable_magmax", 0.9, "by rule", 1.6, ({"model": "base", "log_loss": 0.5, "accuracy": 0.8},), 9),
-        HeadRecord("fitted", None, 9, 9, 0, 0, True, 0.4, 0.6, "input", 0.1, "sha256:00", 90),
+        HeadRecord("fitted", None, 9, 0, 0, True, 0.4, 0.6, "input", 0.1, "sha256:00", 90),
         {"tailored": [0.9, 0.8, 0.95]},
         None,
         {"cat": 0.75, "dog": 0.25},

@@ -25,16 +25,20 @@ from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.compare import check_comparison, compare, compared_rows, least_samples
+from tunable_magmax.workflows.compare import CompareOptions, check_comparison, compared_rows, least_samples
+from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
-CPU, ON_CPU = Reading(device="cpu"), Reading(device="cpu")
+CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
 LIKELY = Preference((3, 1), tasks=("first", "second")).with_prior(TABLES, eps=0.02)
+
+
+def compare(run, preference, data, reading=CPU, **options):
+    return compare_models(run, CompareOptions(preference, data, reading=reading, **options))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,7 @@ def shares(found, head):
 
 def made(run, out, data, preference=LIKELY, **options):
     """What `eval` measures of a model that `tailor` writes."""
-    tailor(run, SiteSources(), out, TailorOptions(**options), ON_CPU, preference=preference)
+    tailor(run, TailorOptions(out=out, preference=preference, reading=CPU, **options))
     return evaluate(out, data, reading=CPU).accuracy.overall
 
 
@@ -180,7 +184,7 @@ def test_the_record_is_all_there_is(compared):
 
 def test_headers_are_enough_for_a_dry_run(kept, site, monkeypatch):
     monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
-    facts = check_comparison(kept, LIKELY, site)
+    facts = check_comparison(kept, CompareOptions(LIKELY, site))
     assert facts["samples"] == 13
     assert {"base", "task first", "last", "tsv 1"} <= set(facts["models"])
 

@@ -79,7 +79,6 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
         ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
         ({"labelled": ["hello"]}, r"sample 1 is a str.* zip\(inputs, labels\)"),
         ({"weights": {"frist": 1}}, "did you mean 'first'"),
-        ({"equal": True, "max_sample": 3}, "prefer has no option 'max_sample' .did you mean 'max_samples'"),
     ],
 )
 def test_what_cannot_be_samples_is_refused(text_run, given, says):

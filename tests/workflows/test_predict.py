@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, from_flat
 from tunable_magmax.workflows.predict import Prediction, Predictions, load_classifier, predict
+from tunable_magmax.workflows.site_options import PredictOptions
 
-CPU = Reading(device="cpu")
+CPU = PredictOptions(reading=Reading(device="cpu"))
 BIAS = np.array([0.0, 3.0, -2.0, 100.0])
 
 
@@ -95,7 +97,7 @@ def test_files_folders_and_order(image_run, model, tmp_path):
     data = image_run.pairs(tmp_path / "site", {"red": 2, "blue": 1})
     shutil.copy(data / "red" / "0.png", data / "loose.png")
     shutil.copy(data / "red" / "0.png", tmp_path / "no_suffix")
-    found = predict(model, [data / "red" / "1.png", data, tmp_path / "no_suffix"], reading=CPU)
+    found = predict(model, [data / "red" / "1.png", data, tmp_path / "no_suffix"], options=CPU)
     names = [Path(one.input).relative_to(tmp_path).as_posix() for one in found.predictions]
     assert names == [
         "site/red/1.png",
@@ -112,7 +114,7 @@ def test_files_folders_and_order(image_run, model, tmp_path):
 
 def test_labels_are_those_that_eval_counts(image_run, tmp_path):
     data = image_run.pairs(tmp_path / "site", {"red": 3, "blue": 2, "green": 2})
-    found = predict(image_run.path / "first", [data], reading=CPU)  # its head is the run's
+    found = predict(image_run.path / "first", [data], options=CPU)  # its head is the run's
     right = sum(Path(one.input).parent.name == one.label for one in found.predictions)
     assert right == evaluate(image_run.path / "first", data, reading=Reading(device="cpu")).accuracy.overall.right
 
@@ -122,10 +124,10 @@ def test_tables_of_texts(text_model, tmp_path):
     (tmp_path / "table.csv").write_text("id,query\n7,my card\n")
     (tmp_path / "rows.jsonl").write_text('{"words": "pay", "text": "hello"}\n')
     files = [tmp_path / name for name in ("lines.txt", "table.csv", "rows.jsonl")]
-    found = predict(text_model, files, texts=["my card"], reading=CPU).predictions
+    found = predict(text_model, files, replace(CPU, text=["my card"])).predictions
     assert [one.text for one in found] == ["hello", "my card", "my card", "hello", "my card"]
     assert [one.input for one in found][1:] == [f"{files[0]}:3", f"{files[1]}:1", f"{files[2]}:1", "text 1"]
-    other = predict(text_model, files[2:], reading=Reading(device="cpu", text_column="words"))
+    other = predict(text_model, files[2:], options=from_flat(PredictOptions, device="cpu", text_column="words"))
     assert other.predictions[0].text == "pay"
 
 
@@ -141,7 +143,7 @@ def test_parquet(image_run, model, tmp_path):
     with pytest.warns(
         UserWarning, match=r"1 of 4 inputs could not be read and got no label: .*site\.parquet:4 \(not an"
     ):
-        found = predict(model, [tmp_path / "site.parquet"], reading=CPU).predictions
+        found = predict(model, [tmp_path / "site.parquet"], options=CPU).predictions
     shares = expected(model, image_run.inputs("red", 3, 0)).max(axis=1)
     assert [one.probability for one in found[:3]] == pytest.approx(shares.tolist())
 
@@ -167,7 +169,7 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     with pytest.warns(
         UserWarning, match=r"1 of 2 inputs could not be read and got no label: .*0\.png \(not an image\)"
     ):
-        found = predict(model, [data], reading=CPU)
+        found = predict(model, [data], options=CPU)
     first, second = found.predictions
     assert (first.label, first.probability, first.top, first.error) == (None, None, (), "not an image")
     assert second.label is not None
@@ -175,10 +177,10 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     with pytest.raises(InputError, match=r"0\.png \(not an image\)"):
         load_classifier(model, "cpu").predict([data / "red" / "0.png"])
     with pytest.raises(InputError, match=r"^none of 1 inputs can be read: .*0\.png \(not an image\)"):
-        predict(model, [data / "red" / "0.png"], reading=CPU)
+        predict(model, [data / "red" / "0.png"], options=CPU)
     (data / "red" / "1.png").write_text("?")
     with pytest.raises(InputError, match=r"^none of 2 inputs can be read: .*0\.png \(not an image\), "):
-        predict(model, [data], reading=CPU)
+        predict(model, [data], options=CPU)
 
 
 def test_what_is_written():
@@ -202,7 +204,7 @@ def test_what_is_written():
         (lambda model, new: predict(model, [new / "no.png"]), r"no\.png: no such file or folder"),
         (lambda model, new: predict(model, [new]), r"holds no images \(.*\) and no parquet files"),
         (
-            lambda model, _: predict(model, texts=["hi"], reading=CPU),
+            lambda model, _: predict(model, options=replace(CPU, text=["hi"])),
             r"text holds texts, but .*model classifies images",
         ),
         (lambda _, new: predict(new / "none", [new]), r"none does not exist: give the directory of a model"),

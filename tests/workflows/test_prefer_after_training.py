@@ -37,4 +37,4 @@ def test_training_leaves_the_rows_under_the_base(tmp_path):
         np.testing.assert_allclose(made.base_features, expected.base_features, atol=1e-5)
     (tmp_path / "site.txt").write_text("pay\nbill\n" * 5)
     sources, reading = SiteSources(inputs=tmp_path / "site.txt"), Reading(device="cpu")
-    assert prefer(found, sources, PreferOptions(method="probe"), reading).method == "probe"
+    assert prefer(found, PreferOptions(sources=sources, method="probe", reading=reading)).method == "probe"

@@ -115,6 +115,11 @@ def is_quiet() -> bool:
     return _screen.get().quiet
 
 
+def given_warnings() -> list[str]:
+    """Returns the warnings that the command gave."""
+    return _screen.get().warnings
+
+
 def show_result(record: Mapping[str, Any] | str, lines: Iterable[str]) -> None:
     """Prints the result of a command: the record as JSON with --json, nothing with --quiet, else the lines."""
     screen = _screen.get()

@@ -61,7 +61,7 @@ class Studio:
         self._last: Setting | None = None
         self.lines = {"done": 0, "total": 0}
         self.reading = self._given_samples()
-        self.no_tsv = why_not_tsv(self.run, {"memory": "1GiB"})
+        self.no_tsv = why_not_tsv(self.run)
         if self.options.preference is not None:
             file = self.options.preference
             found = read_preference(file, Recipe(self.run.base, self.run.tasks, names=self.run.names), self._warn)

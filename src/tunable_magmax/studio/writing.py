@@ -19,15 +19,12 @@ from tunable_magmax.studio.desk import Events, Stopped
 from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import read_record
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples",)
-SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "overwrite": False}
-"""As `tmx tailor` has them, so that the shown command finds the model complete."""
 
 
 def checked_name(name: Any, taken: tuple[str, ...] = ()) -> str:
@@ -142,15 +139,20 @@ class Writer:
                 self._tell(replace(self._models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, preset is not None and preset.file is not None
-        options = TailorOptions(setting.method, setting.scale, seed=self.seed, output=SETTINGS)
         # As the shown command does it: by the file of a preset, or by weights.
-        sources = SiteSources() if by_file else SiteSources(weights=setting.preference.weights)
+        scale: Any = setting.scale
+        options = TailorOptions(
+            out=out,
+            sources=SiteSources() if by_file else SiteSources(weights=setting.preference.weights),
+            preference=setting.preference if by_file else None,
+            method=setting.method,
+            scale=scale,
+            seed=self.seed,
+        )
         try:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
-            preference = setting.preference if by_file else None
-            reading = Reading()
-            made = tailor(self.run, sources, out, options, reading, preference=preference, progress=progress)
+            made = tailor(self.run, options, progress)
             self._tell(replace(_written(out), warnings=made.warnings))
         except Stopped:
             self._tell(Model(name, out, "cancelled"))

@@ -25,13 +25,14 @@ from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
-from tunable_magmax.workflows.evaluate import Data, find_head, open_labelled
+from tunable_magmax.workflows.evaluate import find_head, open_labelled
 from tunable_magmax.workflows.material import open_material
-from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.tailor import TailorOptions, choose_spec
-from tunable_magmax.workflows.tailored import PREFERENCE, read_record
+from tunable_magmax.workflows.prefer import completed, preference_of
+from tunable_magmax.workflows.site_options import CompareOptions as CompareOptions
+from tunable_magmax.workflows.site_options import TailorOptions
+from tunable_magmax.workflows.tailor import choose_spec
+from tunable_magmax.workflows.tailored import read_record
 
 if TYPE_CHECKING:
     import pandas
@@ -190,28 +191,22 @@ def compared_rows(models: Sequence[Answers], tailored: int) -> tuple[Row, ...]:
 
 def compare(
     run: Run | str | Path,
-    preference: Preference | str | Path | None = None,
-    data: Data = None,
-    *,
-    old_heads: bool = False,
-    seed: int = 0,
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
+    options: CompareOptions = CompareOptions(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Comparison:
     """Measures base, every task's checkpoint, merges and the tailored model on the same labelled samples.
 
     Every model gets a head that is fitted to it with the run's kept samples, for the class shares of the preference;
     never with the samples that are compared on. Each is compared with the tailored model by an exact sign test,
-    corrected for the number of comparisons. `preference`: by default equal weights. The directory of a tailored model
-    is compared as it is. `old_heads`: every model also with the head that it had before. `data` is as for `evaluate`.
+    corrected for the number of comparisons. The directory of a tailored model is compared as it is.
 
-    >>> compare("run", "site.json", "site/test").rows[0].model  # doctest: +SKIP
+    >>> compare("run", CompareOptions(data="site/test")).rows[0].model  # doctest: +SKIP
     'tunable_magmax 0.5'
     """
-    subject = _open(run, preference, seed)
+    subject, reading, old_heads = _open(run, options), options.reading, options.old_heads
     run, chosen, folder = subject.run, subject.preference, subject.folder
     head = find_head(run.base, None, run)
-    labelled, origin = open_labelled(data, head.head, run, reading)
+    labelled, origin = open_labelled(options.data, head.head, run, reading)
     with Bench(run, head=head.frozen, seed=subject.seed, device=reading.device, progress=progress) as bench:
         samples = bench.open_labelled("compared", labelled)
         specs = _candidates(run, chosen.weights)
@@ -253,15 +248,11 @@ def compare(
     )
 
 
-def check_comparison(
-    run: Run | str | Path,
-    preference: Preference | str | Path | None = None,
-    data: Data = None,
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
-) -> dict[str, Any]:
+def check_comparison(run: Run | str | Path, options: CompareOptions) -> dict[str, Any]:
     """Returns what `compare` would do, from headers alone; what prevents it is an error."""
-    subject = _open(run, preference, 0)
-    labelled, origin = open_labelled(data, find_head(subject.run.base, None, subject.run).head, subject.run, reading)
+    subject = _open(run, options)
+    head = find_head(subject.run.base, None, subject.run).head
+    labelled, origin = open_labelled(options.data, head, subject.run, options.reading)
     titles = [model_title(subject.run, spec) for spec in _candidates(subject.run, subject.preference.weights)]
     tailored = "what tmx tailor would choose" if subject.folder is None else str(subject.folder)
     about = {"run": str(subject.run.path), "data": origin, "samples": len(labelled)}
@@ -279,25 +270,14 @@ class _Subject:
     seed: int
 
 
-def _open(run: Run | str | Path, preference: Preference | str | Path | None, seed: int) -> _Subject:
-    run = run if isinstance(run, Run) else Run.open(run)
-    folder, file = None, None
-    if preference is None:
-        chosen = Preference.equal(len(run.tasks))
-    elif isinstance(preference, Preference):
-        chosen, file = preference, "FILE"
-    else:
-        chosen, folder = Preference.load(preference), Path(preference) if Path(preference).is_dir() else None
-        file = str(preference if folder is None else folder / PREFERENCE)
-    require_tasks(chosen, run.names, file or "the preference")
-    if len(chosen.weights) != len(run.tasks):
-        raise InputError(
-            f"{file} has {len(chosen.weights)} weights, and {run.path} has {len(run.tasks)} tasks: make a preference "
-            f"for this run with `tmx prefer {run.path}`"
-        )
+def _open(run: Run | str | Path, options: CompareOptions) -> _Subject:
+    run, given = run if isinstance(run, Run) else Run.open(run), options.preference
+    chosen = Preference.equal(len(run.tasks)) if given is None else preference_of(run, given)
+    folder = None if given is None or isinstance(given, Preference) or not Path(given).is_dir() else Path(given)
+    file = None if given is None else "FILE" if isinstance(given, Preference) else str(folder or given)
     refuse_too_large(run.base, run.tasks)
     if folder is None:
-        return _Subject(run, completed(chosen, run), None, file, seed)
+        return _Subject(run, completed(chosen, run), None, file, options.seed)
     read_record(folder)
     report = read_report(folder)
     return _Subject(run, chosen, folder, file, report.seed)

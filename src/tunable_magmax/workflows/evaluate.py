@@ -29,8 +29,9 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, METRICS, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
+from tunable_magmax.workflows.options import Reading, given
+from tunable_magmax.workflows.site_options import EvalOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +44,8 @@ Prior: TypeAlias = Preference | Literal["auto", "none"]
 """A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
+ALL = "all"
+"""Names all checkpoints of a run."""
 OWN = "the model's own classifier"
 
 
@@ -101,6 +104,69 @@ class Evaluation:
         return record
 
 
+def measure(model: Path | None, options: EvalOptions, progress: Progress | None = None) -> Evaluation | AccuracyMatrix:
+    """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run.
+
+    A run alone is answered with what training measured.
+    """
+    kind = None if model is None else _kind_of(model)
+    merging = any(map(given, (options.checkpoints, options.weighting, options.merging)))
+    _refuse_unclear(model, kind, merging, options)
+    if model is not None and kind == "run" and not merging and not options.checkpoint:
+        return measured_by_training(model)
+    prior: Prior = options.prior
+    if options.weighting.preference is not None and prior == "auto":
+        prior = Preference.load(options.weighting.preference)
+    if model is not None and options.checkpoint:
+        chosen = None if ALL in options.checkpoint else options.checkpoint
+        return evaluate_run(
+            model,
+            options.data,
+            checkpoints=chosen,
+            head=options.head,
+            prior=prior,
+            reading=options.reading,
+            progress=progress,
+        )
+    subject: Path | Recipe
+    if model is not None and kind == "checkpoint":
+        subject = model
+    else:
+        subject = recipe_of(model, options.checkpoints, options.weighting, options.merging)
+    return evaluate(
+        subject,
+        options.data,
+        head=options.head,
+        run=model if kind == "run" else options.run,
+        prior=prior,
+        reading=options.reading,
+        progress=progress,
+    )
+
+
+def _refuse_unclear(model: Path | None, kind: str | None, merging: bool, options: EvalOptions) -> None:
+    """Raises an error that says what can be evaluated, where that is not clear."""
+    is_run = kind == "run"
+    if options.checkpoint and not is_run:
+        raise InputError(f"checkpoint names checkpoints of a run directory, which {model or 'nothing'} is not")
+    if options.checkpoint and merging:
+        raise InputError("checkpoint and options of a merge: leave out the one that is not meant")
+    if is_run and options.run is not None:
+        raise InputError(f"{model} is a run itself: leave out run")
+    if model is None and not merging:
+        raise InputError("what should be evaluated? Give a checkpoint, a run directory or a YAML configuration")
+    if is_run and not merging and not options.checkpoint and (options.data, options.head) != (None, None):
+        raise InputError(
+            f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
+            "--preference FILE, --weights 3,1,0 or --method NAME"
+        )
+    if merging and kind == "checkpoint":
+        raise InputError(
+            f"{model} is a checkpoint, so there is nothing to merge: leave out the options of a merge, or give a run "
+            "directory"
+        )
+
+
 def evaluate(
     model: str | os.PathLike[str] | Recipe | Merged,
     data: Data = None,
@@ -123,17 +189,17 @@ def evaluate(
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
-    given = None if run is None else Run.open(run)
+    owner = None if run is None else Run.open(run)
     merged = model if isinstance(model, Merged) else None
     subject: Path | Recipe
     if merged is not None:
-        if given is None:
+        if owner is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
-        subject = given.base
+        subject = owner.base
     else:
         assert not isinstance(model, Merged)
         subject = model.located() if isinstance(model, Recipe) else located(model)
-    used = find_head(subject, head, given, prior)
+    used = find_head(subject, head, owner, prior)
     base = subject.base if isinstance(subject, Recipe) else subject
     labelled, origin = open_labelled(data, used.head, used.run, reading)
     state = None if merged is None else merged.state_dict
@@ -141,8 +207,8 @@ def evaluate(
     if isinstance(subject, Recipe):
         merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
-    elif used.head.builtin and given is not None and (number := _checkpoint_number(base, given)) is not None:
-        with RunModels(given.base, given.tasks, progress=progress) as models:
+    elif used.head.builtin and owner is not None and (number := _checkpoint_number(base, owner)) is not None:
+        with RunModels(owner.base, owner.tasks, progress=progress) as models:
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
     encoder = encoder or used.encoder(base, reading.device)
@@ -154,7 +220,7 @@ def evaluate(
         warnings.warn(
             f"{overall.value:.1%} is no better than guessing among {len(used.head.classes)} classes: are the rows of "
             f"{used.source} for the normalised embeddings of this model? It has a classifier of its own, which is used "
-            "if no head is given",
+            "if no head is owner",
             stacklevel=2,
         )
     return Evaluation(
@@ -211,7 +277,7 @@ def measured_by_training(run: str | Path) -> AccuracyMatrix:
         raise InputError(f"{opened.path / METRICS}: {error}") from None
 
 
-def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
+def _kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
     """Returns what a path is: a run directory, a YAML configuration of a merge, or a checkpoint."""
     if not model.exists():
         if hub_name(model) is not None:

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from tunable_magmax.checkpoints.source import holds_adapter
-from tunable_magmax.config import divide
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.memory import SamplesLike, as_inputs, as_labelled, as_labels
 from tunable_magmax.data.samples import Samples
@@ -44,10 +43,10 @@ from tunable_magmax.workflows.merge import (
 )
 from tunable_magmax.workflows.merge import merge as merge_files
 from tunable_magmax.workflows.options import Reading, Weighting, from_flat
-from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, prefer
-from tunable_magmax.workflows.site import SiteSources
+from tunable_magmax.workflows.prefer import prefer
+from tunable_magmax.workflows.site_options import CompareOptions, PreferOptions, TailorOptions
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
 
 if TYPE_CHECKING:
@@ -56,15 +55,6 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
     from tunable_magmax.workflows.points import Point
 
-WRITING = (
-    "memory",
-    "shard_size",
-    "threads",
-    "engine",
-    "workers",
-    "ray_address",
-)
-"""Settings of `merge_checkpoints` that say how a merge is made and written, not what it is."""
 Place: TypeAlias = str | os.PathLike[str]
 Chosen: TypeAlias = Preference | Place
 """A preference, or its file."""
@@ -159,12 +149,6 @@ class Run:
         inputs: SamplesLike | None = None,
         labels: SamplesLike | None = None,
         labelled: SamplesLike | None = None,
-        weights: Weights | None = None,
-        alpha: float | None = None,
-        equal: bool = False,
-        method: PreferMethod = "auto",
-        prior: float | Literal["auto", "none"] = "auto",
-        seed: int = 0,
         progress: Progress | None = None,
         **options: Any,
     ) -> Preference:
@@ -172,23 +156,13 @@ class Run:
 
         `inputs` and `labels` of the site may be of different samples; `labelled` are inputs with their labels. Without
         samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of the command:
-        max_samples, split, text_column, label_column, device, ...
+        method, prior, max_samples, split, text_column, device, ...
 
         >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
         (0.6666666666666666, 0.3333333333333333)
         """
-        options |= {"method": method, "prior": prior, "seed": seed}
-        estimation, reading = divide("prefer", options, PreferOptions, Reading)
-        samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
-        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
-        return prefer(self._run, sources, PreferOptions(**estimation), Reading(**reading), progress=progress)
-
-    def _sources(
-        self, samples: Mapping[str, SamplesLike | None], weights: Weights | None, **opinion: Any
-    ) -> SiteSources:
-        readers = {"inputs": as_inputs, "labels": as_labels, "labelled": as_labelled}
-        read: dict[str, Any] = {name: readers[name](value) for name, value in samples.items() if value is not None}
-        return SiteSources(weights=weights, **opinion, **read)
+        samples = _in_memory(inputs=inputs, labels=labels, labelled=labelled)
+        return prefer(self._run, from_flat(PreferOptions, **samples, **options), progress)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -259,47 +233,27 @@ class Run:
         self,
         out: Place | None = None,
         *,
-        preference: Chosen | None = None,
         inputs: SamplesLike | None = None,
         labels: SamplesLike | None = None,
         labelled: SamplesLike | None = None,
-        weights: Weights | None = None,
-        alpha: float | None = None,
-        equal: bool = False,
-        method: str = "auto",
-        scale: float | str | None = None,
-        head: Literal["auto", "fitted", "old"] = "auto",
-        estimator: PreferMethod = "auto",
-        seed: int = 0,
-        overwrite: bool = False,
         progress: Progress | None = None,
         **options: Any,
     ) -> Tailored:
         """Makes the model that a site needs, with its head, preference and evidence, as `tmx tailor` does.
 
-        What is known of the site is as for `prefer`, or a `preference`, beside which labelled samples may choose.
-        Other options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called
-        again with the same, it returns the model that is there. Without `out` the model lives in a temporary directory,
-        as long as the object that is returned.
+        What is known of the site is as for `prefer`, or a `preference`, beside which inputs and labelled samples may
+        be given. Other options are those of the command: method, scale, head, seed, overwrite, max_samples, device, ...
+        Called again with the same, it returns the model that is there. Without `out` the model lives in a temporary
+        directory, as long as the object that is returned.
 
-        >>> model = run.tailor("site-model", labelled=zip(images, labels))  # doctest: +SKIP
+        >>> model = run.tailor(labelled=zip(images, labels))  # doctest: +SKIP
         >>> model.predict(images[0])  # doctest: +SKIP
         [Prediction('cat', 0.931)]
         """
-        reading, output = divide("tailor", options, Reading, others=WRITING)
+        samples = _in_memory(inputs=inputs, labels=labels, labelled=labelled)
         temporary = tempfile.TemporaryDirectory(prefix="tmx-") if out is None else None
-        place = Path(temporary.name, "model") if temporary is not None else Path(out or "")
-        samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
-        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
-        made = tailor(
-            self._run,
-            sources,
-            place,
-            TailorOptions(method, scale, head, estimator, seed, {"overwrite": overwrite, **output}),
-            Reading(**reading),
-            preference=None if preference is None else self._preference(preference),
-            progress=progress,
-        )
+        place = Path(out) if out is not None else Path(temporary.name if temporary else "", "model")
+        made = tailor(self._run, from_flat(TailorOptions, out=place, **samples, **options), progress)
         for text in made.warnings:
             warnings.warn(text, stacklevel=2)
         return replace(made, temporary=temporary)
@@ -307,23 +261,17 @@ class Run:
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def compare(
-        self,
-        preference: Chosen | None = None,
-        data: Any = None,
-        *,
-        old_heads: bool = False,
-        seed: int = 0,
-        progress: Progress | None = None,
-        **reading: Any,
+        self, preference: Chosen | None = None, data: Any = None, *, progress: Progress | None = None, **options: Any
     ) -> Comparison:
         """Measures which model of the run is best for a site, on its labelled samples, as `tmx compare` does.
 
         `preference`: one of this run, its file, or a tailored model; by default all tasks alike. `data`: pairs of input
-        and label, or the path of such data; by default the run's own test data. `reading`: as for `prefer`.
+        and label, or the path of such data; by default the run's own test data. Other options are those of the command:
+        old_heads, seed, max_samples, device, ...
         """
-        source = preference if preference is None or isinstance(preference, Preference) else Path(preference)
-        how = Reading(**divide("compare", reading, Reading)[0])
-        return compare(self._run, source, _data(data), old_heads=old_heads, seed=seed, reading=how, progress=progress)
+        return compare(
+            self._run, from_flat(CompareOptions, preference=preference, data=_data(data), **options), progress
+        )
 
     def evaluate(
         self,
@@ -354,7 +302,6 @@ class Run:
             if model not in places and not Path(model).exists():
                 hint = closest(model, list(places))
                 raise InputError(f"{self.path} has no checkpoint {model!r}{hint}; it has {some_of(places)}")
-        how = divide("evaluate", reading, Reading)[0]
         # A tailored model has a head of its own, which goes before the run's.
         beside = isinstance(subject, os.PathLike) and any((Path(subject) / name).is_file() for name in HEAD_FILES)
         return evaluate(
@@ -363,7 +310,7 @@ class Run:
             head=head,
             run=None if beside else self.path,
             prior=prior,
-            reading=Reading(**how),
+            reading=from_flat(Reading, **reading),
             progress=progress,
         )
 
@@ -379,9 +326,7 @@ class Run:
     ) -> Evaluation:
         """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval --checkpoint all` does."""
         options: dict[str, Any] = {"checkpoints": checkpoints, "head": head, "prior": prior, "progress": progress}
-        return evaluate_run(
-            self.path, _data(data), reading=Reading(**divide("evaluate_all", reading, Reading)[0]), **options
-        )
+        return evaluate_run(self.path, _data(data), reading=from_flat(Reading, **reading), **options)
 
     def add_data(
         self,
@@ -396,12 +341,17 @@ class Run:
         `eval_data`: samples that were not trained on. Other options are those of the command: keep, classes, split,
         rows, device, ... Returns the profiles.
         """
-        [asked] = divide("add_data", options, InitOptions)
         placed = [{name: Path(place) for name, place in given.items()} for given in (data, eval_data or {})]
-        how = InitOptions(**asked)
+        how = from_flat(InitOptions, **options)
         made = init_run(self.path, data=placed[0], eval_data=placed[1], options=how, progress=progress)
         self._run = RunDirectory.open(self.path)
         return {profile.task: profile for _, profile in made.profiles}
+
+
+def _in_memory(**samples: SamplesLike | None) -> dict[str, Any]:
+    """Returns samples in memory as the options take them; paths stay paths."""
+    readers = {"inputs": as_inputs, "labels": as_labels, "labelled": as_labelled}
+    return {name: readers[name](value) for name, value in samples.items() if value is not None}
 
 
 def _data(data: Any) -> Data:

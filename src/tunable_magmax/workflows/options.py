@@ -199,7 +199,7 @@ def flat(options: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)
-        found |= flat(value) if is_dataclass(value) else {field.name: value}
+        found |= flat(value) if is_dataclass(field.default) else {field.name: value}
     return found
 
 

@@ -22,15 +22,18 @@ from tunable_magmax.data.memory import EXPECTED, is_one_input, memory_samples
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.runs.run import is_run
 from tunable_magmax.workflows.evaluate import find_head
 from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.site_options import PredictOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
+SUFFIXES = (".csv", ".json", ".jsonl")
+"""Of files of labels."""
 TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
 Named: TypeAlias = tuple[Samples, Callable[[int], str]]
 """Samples, and what to call each of them, by its position."""
@@ -268,27 +271,25 @@ class Predictions:
 def predict(
     model: str | Path,
     inputs: Sequence[str | Path] = (),
-    *,
-    texts: Sequence[str] = (),
-    head: Path | None = None,
-    prior: Literal["auto", "none"] = "auto",
-    top: int = 1,
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
+    options: PredictOptions = PredictOptions(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Predictions:
-    """Classifies image files, folders of images, tables of texts, parquet, and texts, a batch at a time.
+    """Classifies image files, folders of images, tables of texts, parquet, and texts; writes the labels if asked to.
 
     Inputs that cannot be read get no label; one warning names them. If none can be read, it is an error.
 
     >>> predict("site-model", ["photos/"]).counts()  # doctest: +SKIP
     {'cat': 31, 'dog': 12}
     """
+    texts, reading, out = options.text, options.reading, options.out
+    if out is not None and out.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
     if not inputs and not texts:
         raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
     missing = [str(path) for path in inputs if not Path(path).exists()]
     if missing:
         raise InputError(f"{some_of(missing)}: no such file or folder")
-    classifier = load_classifier(model, reading.device, head=head, prior=prior)
+    classifier = load_classifier(model, reading.device, head=options.head, prior=options.prior)
     sources = list(_sources([Path(path) for path in inputs], classifier.kind, reading))
     if texts:
         sources.append((text_samples("text", list(texts), None), lambda k: f"text {k + 1}"))
@@ -300,7 +301,7 @@ def predict(
             if progress is not None:
                 progress("classifying", before + done, total)
 
-        found += classifier.predict_samples(samples, name, top, reading.batch, report)
+        found += classifier.predict_samples(samples, name, options.top, reading.batch, report)
     failed = [f"{item.input} ({item.error})" for item in found if item.error is not None]
     if failed and len(failed) == len(found):
         raise InputError(f"none of {len(found)} inputs can be read: {some_of(failed)}")
@@ -308,7 +309,10 @@ def predict(
         warnings.warn(
             f"{len(failed)} of {len(found)} inputs could not be read and got no label: {some_of(failed)}", stacklevel=2
         )
-    return Predictions(str(model), classifier.head_file, classifier.has_prior, tuple(found))
+    made = Predictions(str(model), classifier.head_file, classifier.has_prior, tuple(found))
+    if out is not None:
+        write_atomic(out, made.to_bytes(out.suffix.lower()))
+    return made
 
 
 def _sources(paths: Sequence[Path], kind: Kind, reading: Reading) -> Iterator[Named]:

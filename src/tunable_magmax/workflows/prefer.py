@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.site import Site, SiteSources
+from tunable_magmax.workflows.merge import require_tasks
+from tunable_magmax.workflows.site import Site
+from tunable_magmax.workflows.site_options import PreferOptions as PreferOptions
 
-PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
 PAPERS = ("ot", "cosine", "mmd")
 NEEDS = {"label": "labels", "search": "labelled", **dict.fromkeys(("probe", *PAPERS), "inputs")}
 """The samples that a method needs; auto takes what there is."""
@@ -24,48 +25,34 @@ OOD = 0.2
 """About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance."""
 
 
-@dataclass(frozen=True)
-class PreferOptions:
-    """How the weights are estimated from samples."""
-
-    method: PreferMethod = "auto"
-    """auto is one posterior from labels, inputs or both; label and probe are the same from one of them; ot, cosine and
-    mmd are the paper's estimators from inputs; search tries merges on labelled samples."""
-    raw: bool = False
-    """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
-    prior: float | Literal["auto", "none"] = "auto"
-    """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
-    trials: int = 100
-    """For search: the largest number of merges. It stops after 10 without a better one."""
-    seed: int = 0
-    """The seed of the posterior, of the draw from many inputs, and of a search."""
-
-    def __post_init__(self) -> None:
-        if self.method not in (known := get_args(PreferMethod)):
-            raise InputError(
-                f"no estimator is called {self.method!r}{closest(str(self.method), known)}; known: {', '.join(known)}"
-            )
-        if self.seed < 0 or self.trials < 1:
-            raise InputError(f"seed must be 0 or more, and trials 1 or more, not {self.seed} and {self.trials}")
-        if self.raw and self.method != "ot":
-            raise InputError(f"raw is for method ot, not {self.method}")
-
-
 def prefer(
     run: Run | str | os.PathLike[str],
-    sources: SiteSources,
     options: PreferOptions = PreferOptions(),  # noqa: B008  (frozen)
-    reading: Reading = Reading(),  # noqa: B008
-    *,
     progress: Progress | None = None,
 ) -> Preference:
-    """Finds how much each task of a run matters to a site.
+    """Finds how much each task of a run matters to a site; saves it, if the options say where.
 
-    >>> prefer("run", SiteSources(labels=Path("labels.txt"))).weights  # doctest: +SKIP
+    >>> prefer("run", PreferOptions(sources=SiteSources(labels=Path("labels.txt")))).weights  # doctest: +SKIP
     (0.75, 0.25)
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    return find_preference(Site(run, sources, reading, options.seed, progress), options)
+    if options.out is not None:
+        _check_file(options.out)
+    found = find_preference(Site(run, options.sources, options.reading, options.seed, progress), options)
+    if options.out is not None:
+        found.save(options.out)
+    return found
+
+
+def _check_file(out: Path) -> None:
+    """Refuses to replace anything but a preference."""
+    if out.is_dir():
+        raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'site.json'}")
+    if out.exists():
+        try:
+            Preference.load(out)
+        except InputError:
+            raise InputError(f"{out} exists and is no preference file: choose another name") from None
 
 
 def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Preference:  # noqa: B008
@@ -87,6 +74,19 @@ def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Pre
             stacklevel=2,
         )
     return found.named(site.run.names)
+
+
+def preference_of(run: Run, source: Any) -> Preference:
+    """Returns a preference, or that of a file or of a tailored model, which must be about the run's tasks."""
+    chosen = source if isinstance(source, Preference) else Preference.load(source)
+    what = "the preference" if isinstance(source, Preference) else str(source)
+    require_tasks(chosen, run.names, what)
+    if len(chosen.weights) != len(run.tasks):
+        raise InputError(
+            f"{what} has {len(chosen.weights)} weights, and {run.path} has {len(run.tasks)} tasks: make a preference "
+            f"for this run with `tmx prefer {run.path}`"
+        )
+    return chosen
 
 
 def completed(preference: Preference, run: Run) -> Preference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import choose_rows, task_matrices
 from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.site_options import SiteSources as SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
@@ -34,64 +32,6 @@ MOST_INPUTS = 500
 """Inputs of a site that are used unless told otherwise."""
 COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
-SAMPLES = ("inputs", "labels", "labelled")
-NOTHING_KNOWN = (
-    "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are "
-    "no samples of it"
-)
-
-
-@dataclass(frozen=True)
-class SiteSources:
-    """What is known of a site: samples, in files or in memory, or a person's word."""
-
-    inputs: SampleSource | None = None
-    """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
-    labels: SampleSource | None = None
-    """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
-    each of which counts for its task."""
-    labelled: SampleSource | None = None
-    """Inputs of the site with labels: class folders of images, a table, or parquet."""
-    weights: Sequence[float] | Mapping[str, float] | None = None
-    """How much each task matters, for example 3,1,0, or travel=7,bank=3, where tasks that are not named weigh 0."""
-    alpha: float | None = None
-    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
-    equal: bool = False
-    """Give every task the same weight."""
-
-    def named(self) -> dict[str, Any]:
-        """Returns what was given, by name.
-
-        >>> SiteSources(alpha=0.0, equal=False).named()
-        {'alpha': 0.0}
-        """
-        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
-
-    @property
-    def samples(self) -> list[str]:
-        """The names of the samples that were given."""
-        return [name for name in self.named() if name in SAMPLES]
-
-    def by_hand(self, run: Run) -> Preference | None:
-        """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
-        given = [name for name in self.named() if name not in SAMPLES]
-        if not given and not self.samples:
-            raise InputError(NOTHING_KNOWN)
-        if len(given) > 1 or (given and self.samples):
-            both = " and ".join(f"{name}" for name in self.named())
-            raise InputError(f"{both} all say how much each task matters: give one of them")
-        tasks = len(run.tasks)
-        if self.alpha is not None:
-            return Preference.from_alpha(self.alpha, tasks)
-        if self.weights is None:
-            return Preference.equal(tasks) if self.equal else None
-        weights = in_order(self.weights, run.labels)
-        if len(weights) != tasks:
-            raise InputError(
-                f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
-                f"that do not matter; or by name, as {run.labels[0]}=3"
-            )
-        return Preference.from_weights(weights)
 
 
 @dataclass(frozen=True, eq=False)

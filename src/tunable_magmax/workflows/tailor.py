@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from tunable_magmax.evaluation.choosing import (
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS, read_options
-from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.resources import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.fitting import FittedHead
@@ -41,9 +40,12 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import KeptSamples, Material, open_site_material, site_shares
 from tunable_magmax.workflows.merge import merge_recipe
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, completed, find_preference
-from tunable_magmax.workflows.site import NOTHING_KNOWN, Site, SiteSources
+from tunable_magmax.workflows.options import Output as OutputOptions
+from tunable_magmax.workflows.options import flat
+from tunable_magmax.workflows.prefer import completed, find_preference, preference_of
+from tunable_magmax.workflows.site import Site
+from tunable_magmax.workflows.site_options import SAMPLES
+from tunable_magmax.workflows.site_options import TailorOptions as TailorOptions
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,
@@ -57,38 +59,8 @@ from tunable_magmax.workflows.tailored import (
 )
 
 METHODS_TRIED = ("tunable_magmax", "tsv", "average")
-
-
-@dataclass(frozen=True)
-class TailorOptions:
-    """How the model is made."""
-
-    method: str = "auto"
-    """Merge by this method: tunable_magmax, tsv, average, magmax, ...; auto tries several."""
-    scale: float | str | None = None
-    """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
-    head: Literal["auto", "fitted", "old"] = "auto"
-    """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
-    estimator: PreferMethod = "auto"
-    """How weights are estimated from samples, as the method of tmx prefer."""
-    seed: int = 0
-    """The seed of everything that is drawn: folds, and the keys of the merge."""
-    output: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of merge_checkpoints: memory, shard_size, overwrite, ..."""
-
-    def __post_init__(self) -> None:
-        if self.method != "auto" and self.method not in METHODS:
-            known = ["auto", *METHODS]
-            raise InputError(f"unknown method {self.method!r}{closest(self.method, known)}; known: {', '.join(known)}")
-        if self.head not in ("auto", "fitted", "old"):
-            raise InputError(f"head is {self.head!r}, expected auto, fitted or old")
-        if self.scale not in (None, "matched") and (Options.read(1, scale=self.scale).scale or 0.0) < 0:
-            raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
-
-    @property
-    def preferring(self) -> PreferOptions:
-        """How the weights are estimated."""
-        return PreferOptions(self.estimator, seed=self.seed)
+NO_DIFFERENCE = ("out", "dry_run", "memory", "threads", "overwrite", *SAMPLES)
+"""Options that change nothing in the model; samples are compared by their content."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,35 +98,27 @@ class Decision:
         return {"method": spec.method, "scale": spec.scale, **weights}
 
 
-def tailor(
-    run: Run | str | os.PathLike[str],
-    sources: SiteSources,
-    out: str | os.PathLike[str],
-    options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
-    reading: Reading = Reading(),  # noqa: B008
-    *,
-    preference: Preference | None = None,
-    progress: Progress | None = None,
-) -> Tailored:
+def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: Progress | None = None) -> Tailored:
     """Makes the model that a site needs, from what is known of it, as a directory that is all the site needs.
 
-    `preference`: one that was found before; then `sources` may only hold inputs and labelled samples, to fit and choose
-    by. The output appears whole or not at all; called again with the same, it returns the model that is there.
+    The output appears whole or not at all; called again with the same, it returns the model that is there.
 
-    >>> tailored = tailor("run", SiteSources(inputs=Path("site/images")), "site-model")  # doctest: +SKIP
-    >>> tailored.record.merge.method  # doctest: +SKIP
+    >>> options = TailorOptions(out=Path("site-model"), sources=SiteSources(inputs=Path("images")))  # doctest: +SKIP
+    >>> tailor("run", options).record.merge.method  # doctest: +SKIP
     'tunable_magmax'
     """
-    began, place = time.perf_counter(), Path(out)
-    run = _opened(run, sources, options, preference)
-    made_from = _fingerprint(run, sources, options, reading, preference)
-    if not options.output.get("overwrite") and finished_report(place, made_from) is not None:
+    began = time.perf_counter()
+    run, given = _opened(run, options)
+    if (place := options.out) is None:
+        raise InputError("where should the model go? Give out (-o), a directory")
+    made_from = _fingerprint(run, options, given)
+    if not options.output.overwrite and finished_report(place, made_from) is not None:
         return read_finished(place, run.labels)
     _check_output(place, options)
-    site = Site(run, sources, reading, options.seed, progress)
+    site = Site(run, options.sources, options.reading, options.seed, progress)
     with collected_warnings() as texts:
-        decision = _decide(site, options, preference)
-        record = replace(record_of(decision, run, sources), warnings=tuple(texts()))
+        decision = _decide(site, options, given)
+        record = replace(record_of(decision, run, options.sources), warnings=tuple(texts()))
         report = _write(place, decision, record, run, options, made_from, progress)
     record = record.with_scale(report.scale)
     seconds = time.perf_counter() - began
@@ -274,14 +238,11 @@ def _classifier_tensors(bench: Bench, spec: MergeSpec, facts: SiteFacts, head: F
     return FittedTensors(encoder.layers.tensors(encoder.module, head.linear, view, largest))
 
 
-def why_not_tsv(run: Run, output: Mapping[str, Any]) -> str | None:
-    """Returns why tsv, which merges matrices whole, cannot make a model of a run with these settings; None if it can.
-
-    `output`: settings of `merge_checkpoints`.
-    """
+def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None:  # noqa: B008  (frozen)
+    """Returns why tsv, which merges matrices whole, cannot make a model of a run with this memory; None if it can."""
     import torch
 
-    resources = Resources(**{name: output[name] for name in Resources.__slots__ if name in output})
+    resources = Resources(memory=output.memory, threads=output.threads)
     options, kernels = read_options(len(run.tasks), method="tsv"), kernels_for(torch.device("cpu"))
     try:
         resources.check_method("tsv")
@@ -337,29 +298,21 @@ def _unscored(site: Site, preference: Preference, options: TailorOptions, reason
 # -- checks and files -------------------------------------------------------------------------------------------------
 
 
-def check_tailoring(
-    run: Run,
-    sources: SiteSources,
-    out: Path | None,
-    options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
-    reading: Reading = Reading(),  # noqa: B008
-    preference: Preference | None = None,
-) -> dict[str, Any]:
+def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -> dict[str, Any]:
     """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
-    run = _opened(run, sources, options, preference)
-    complete = (
-        out is not None and finished_report(out, _fingerprint(run, sources, options, reading, preference)) is not None
-    )
+    run, given = _opened(run, options)
+    out, sources = options.out, options.sources
+    complete = out is not None and finished_report(out, _fingerprint(run, options, given)) is not None
     if out is not None and not complete:
         _check_output(out, options)
-    samples = {name: len(reading.open(getattr(sources, name))) for name in sources.samples if name != "labels"}
+    samples = {name: len(options.reading.open(getattr(sources, name))) for name in sources.samples if name != "labels"}
     with Inputs(run.base, run.tasks, read_options(len(run.tasks))) as inputs:
         elements = inputs.layout.elements
     return {
         "run": str(run.path),
         "tasks": len(run.tasks),
         "elements": elements,
-        "known": ", ".join(sources.named()),
+        "known": ", ".join(sources.named()) if given is None else "a preference",
         "samples": samples,
         "kept": sum(entry.samples for entry in run.kept if entry is not None),
         "methods": list(METHODS_TRIED) if options.method == "auto" else [options.method],
@@ -369,35 +322,37 @@ def check_tailoring(
     }
 
 
-def _opened(
-    run: Run | str | os.PathLike[str], sources: SiteSources, options: TailorOptions, preference: Preference | None
-) -> Run:
-    """Opens the run; refuses sources that say nothing, or that contradict a preference."""
+def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None]:
+    """Opens the run, and the preference if one is given; refuses sources that say nothing, or contradict it."""
+    if options.method != "auto" and options.method not in METHODS:
+        known = ["auto", *METHODS]
+        hint = closest(options.method, known)
+        raise InputError(f"unknown method {options.method!r}{hint}; known: {', '.join(known)}")
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    if preference is None and not sources.named():
-        raise InputError(NOTHING_KNOWN)
+    sources = options.sources
+    if options.preference is None:
+        sources.by_hand(run)  # refuses what says nothing
+        return run, None
     others = [name for name in sources.named() if name not in ("labelled", "inputs")]
-    if preference is not None and others:
+    if others:
         raise InputError(
             f"the preference holds weights already: leave out {' and '.join(others)}, or the preference; inputs and "
             "labelled samples may be added, to fit and choose by"
         )
-    return run
+    return run, preference_of(run, options.preference)
 
 
 def _check_output(out: Path, options: TailorOptions) -> None:
     if is_one_file(out):
         raise InputError(f"{out} is one file, but a tailored model is a directory: choose a name without .safetensors")
-    Output.check(out, bool(options.output.get("overwrite", False)))
+    Output.check(out, options.output.overwrite)
 
 
-def _fingerprint(
-    run: Run, sources: SiteSources, options: TailorOptions, reading: Reading, preference: Preference | None
-) -> dict[str, Any]:
+def _fingerprint(run: Run, options: TailorOptions, given: Preference | None) -> dict[str, Any]:
     """Returns what a complete output is recognised by."""
-    output = {name: value for name, value in options.output.items() if name == "shard_size"}
-    chosen = {**asdict(options), **asdict(reading), "output": output}
-    return fingerprint(run, sources, chosen | ({} if preference is None else {"preference": preference.to_json()}))
+    chosen = {name: value for name, value in flat(options).items() if name not in NO_DIFFERENCE}
+    chosen["preference"] = None if given is None else given.to_json()
+    return fingerprint(run, options.sources, chosen)
 
 
 def _write(
@@ -423,5 +378,5 @@ def _write(
         chosen["seed"] = options.seed
     if decision.tensors is not None:
         chosen["fitted_head"] = decision.tensors
-    settings = {**options.output, "additions": Additions(files, made_from), "progress": progress}
+    settings = {**flat(options.output), "additions": Additions(files, made_from), "progress": progress}
     return merge_recipe(Recipe(run.base, run.tasks, chosen, run.names), out, lambda note: None, **settings).report

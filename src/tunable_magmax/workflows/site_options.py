@@ -1,0 +1,239 @@
+"""The options of the commands about sites and scores: tailor, prefer, compare, eval, predict.
+
+They stand apart from their workflows, because `tmx --help` reads them and must import next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+
+from cyclopts import Group, Parameter
+
+from tunable_magmax.errors import InputError, closest
+from tunable_magmax.workflows.options import (
+    SIGNED,
+    Checkpoints,
+    FileOrValue,
+    Merging,
+    Numbers,
+    Out,
+    Output,
+    Reading,
+    Weighting,
+)
+
+if TYPE_CHECKING:
+    from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.runs.run import Run
+
+PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
+SAMPLES = ("inputs", "labels", "labelled")
+
+
+@Parameter(name="*", group=Group("What is known of the site", sort_key=1))
+@dataclass(frozen=True)
+class SiteSources:
+    """What is known of a site: samples, in files or in memory, or a person's word."""
+
+    inputs: FileOrValue = None
+    """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
+    labels: FileOrValue = None
+    """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
+    each of which counts for its task."""
+    labelled: FileOrValue = None
+    """Inputs of the site with labels: class folders of images, a table, or parquet."""
+    weights: Numbers = None
+    """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0."""
+    alpha: Annotated[float | None, SIGNED] = None
+    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
+    equal: bool = False
+    """Give every task the same weight."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weights, Mapping):
+            object.__setattr__(self, "weights", {name: _number(w) for name, w in self.weights.items()})
+        elif self.weights is not None:
+            object.__setattr__(self, "weights", tuple(map(_number, self.weights)))
+
+    def named(self) -> dict[str, Any]:
+        """Returns what was given, by name.
+
+        >>> SiteSources(weights=["1/2", "2"], equal=False).named()
+        {'weights': (0.5, 2.0)}
+        """
+        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
+
+    @property
+    def samples(self) -> list[str]:
+        """The names of the samples that were given."""
+        return [name for name in self.named() if name in SAMPLES]
+
+    def by_hand(self, run: Run) -> Preference | None:
+        """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
+        from tunable_magmax.merging.names import in_order
+        from tunable_magmax.preference.preference import Preference
+
+        given = [name for name in self.named() if name not in SAMPLES]
+        if not given and not self.samples:
+            raise InputError(
+                "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are "
+                "no samples of it"
+            )
+        if len(given) > 1 or (given and self.samples):
+            both = " and ".join(self.named())
+            raise InputError(f"{both} all say how much each task matters: give one of them")
+        tasks = len(run.tasks)
+        if self.alpha is not None:
+            return Preference.from_alpha(self.alpha, tasks)
+        if self.weights is None:
+            return Preference.equal(tasks) if self.equal else None
+        weights = in_order(self.weights, run.labels)
+        if len(weights) != tasks:
+            raise InputError(
+                f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
+                f"that do not matter; or by name, as {run.labels[0]}=3"
+            )
+        return Preference.from_weights(weights)
+
+
+def _number(value: Any) -> Any:
+    return float(Fraction(value)) if isinstance(value, str) else value
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PreferOptions:
+    """The options of `tmx prefer`."""
+
+    out: Out = None
+    """Write the preference to this file (JSON), for tmx merge --preference."""
+    plot: Path | None = None
+    """Draw weights and intervals into this file: .png, .svg or .pdf."""
+    sources: SiteSources = SiteSources()
+    method: PreferMethod = "auto"
+    """auto is one posterior from labels, inputs or both; label and probe are the same from one of them; ot, cosine and
+    mmd are the paper's estimators from inputs; search tries merges on labelled samples."""
+    raw: bool = False
+    """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
+    prior: float | Literal["auto", "none"] = "auto"
+    """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
+    trials: int = 100
+    """For search: the largest number of merges. It stops after 10 without a better one."""
+    seed: Annotated[int, SIGNED] = 0
+    """The seed of the posterior, of the draw from many inputs, and of a search."""
+    reading: Reading = Reading()
+
+    def __post_init__(self) -> None:
+        if self.method not in (known := get_args(PreferMethod)):
+            raise InputError(
+                f"no estimator is called {self.method!r}{closest(str(self.method), known)}; known: {', '.join(known)}"
+            )
+        if self.seed < 0 or self.trials < 1:
+            raise InputError(f"seed must be 0 or more, and trials 1 or more, not {self.seed} and {self.trials}")
+        if self.raw and self.method != "ot":
+            raise InputError(f"raw is for method ot, not {self.method}")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TailorOptions:
+    """The options of `tmx tailor`."""
+
+    out: Out = None
+    """A directory for the model and all that the site needs."""
+    sources: SiteSources = SiteSources()
+    preference: FileOrValue = None
+    """Use this preference in place of samples; inputs and labelled ones may be added, to fit and choose by."""
+    method: str = "auto"
+    """Merge by this method: tunable_magmax, tsv, average, magmax, ...; auto tries several."""
+    scale: Annotated[float | Literal["matched"] | None, SIGNED] = None
+    """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
+    head: Literal["auto", "fitted", "old"] = "auto"
+    """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
+    estimator: PreferMethod = "auto"
+    """How weights are estimated from samples, as the method of tmx prefer."""
+    seed: int = 0
+    """The seed of everything that is drawn: folds, and the keys of the merge."""
+    reading: Reading = Reading()
+    output: Output = Output()
+    dry_run: bool = False
+    """Read headers only, check everything, and say what would be done."""
+
+    def __post_init__(self) -> None:
+        if self.head not in ("auto", "fitted", "old"):
+            raise InputError(f"head is {self.head!r}, expected auto, fitted or old")
+        if isinstance(self.scale, float | int) and self.scale < 0:
+            raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
+
+    @property
+    def preferring(self) -> PreferOptions:
+        """How the weights are estimated."""
+        return PreferOptions(method=self.estimator, seed=self.seed)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CompareOptions:
+    """The options of `tmx compare`."""
+
+    preference: FileOrValue = None
+    """A model that tmx tailor made, or the site's preference, as tmx prefer writes it. Default: all tasks alike."""
+    data: FileOrValue = None
+    """Labelled samples of the site: class folders of images, a table, parquet, or a benchmark's YAML. Default: the
+    run's test data."""
+    old_heads: bool = False
+    """Also measure every model with the head that it had before fitting."""
+    seed: int = 0
+    """The seed of the merges."""
+    plot: Path | None = None
+    """Draw the table into this file: .png, .svg or .pdf."""
+    reading: Reading = Reading()
+    dry_run: bool = False
+    """Read headers only, check everything, and say what would be compared."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class EvalOptions:
+    """The options of `tmx eval`. Options of a merge say that a merge is meant; it is made in memory."""
+
+    checkpoint: Sequence[str] = ()
+    """Of a run: a task's name, base, last or all; repeatable. All give the accuracy matrix and its metrics."""
+    data: FileOrValue = None
+    """Labelled data: class folders of images, a table, parquet or a benchmark's YAML. Default: the run's test data."""
+    head: Path | None = None
+    """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
+    run: Path | None = None
+    """The run directory that the model comes from: its head, tasks and test data."""
+    prior: Literal["auto", "none"] = "auto"
+    """The site prior on the head: auto is that of the preference, or the bias in the head's file; none: no prior."""
+    confusion: bool = False
+    """Show for which tasks' classes the samples of each task were taken."""
+    per_class: bool = False
+    """Show the accuracy of each class."""
+    checkpoints: Checkpoints = Checkpoints()
+    weighting: Weighting = Weighting()
+    merging: Merging = Merging()
+    reading: Reading = Reading()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PredictOptions:
+    """The options of `tmx predict`."""
+
+    text: Sequence[str] = ()
+    """Classify this text; repeatable."""
+    out: Out = None
+    """Write the labels to this file: .csv, .json or .jsonl."""
+    head: Path | None = None
+    """The head. Default: the one beside the model, or of the run that the model comes from."""
+    prior: Literal["auto", "none"] = "auto"
+    """The site prior in the head's file: auto adds it, none leaves it out."""
+    top: int = 1
+    """Show this many of the likeliest classes."""
+    reading: Reading = Reading()

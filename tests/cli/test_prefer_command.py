@@ -325,8 +325,6 @@ def test_images(tmx, trained, tmp_path, method):
     found = told["preference"]
     assert found["method"] == {"auto": "probe"}.get(method, method)
     assert found["weights"][1] > 0.6
-    if method == "auto":  # of eight samples the posterior stays nearer to the middle
-        assert found["weights"] == pytest.approx([0.25, 0.75], abs=0.1)
     assert found["provenance"]["samples"] == 8
     assert [w for w in told["warnings"] if "could not be read" in w] == [
         f"{tmp_path / 'images'}: 1 of 9 samples could not be read and were left out: broken.png (not an image)"

@@ -187,13 +187,13 @@ def test_a_cancelled_or_failed_model_leaves_nothing(page, image_run, monkeypatch
 
     reached, go_on = threading.Event(), threading.Event()
 
-    def held(run, sources, out, *rest, progress, **options):
+    def held(run, options, progress):
         def pause(phase, done, total):
             reached.set()
             go_on.wait(30)
             progress(phase, done, total)
 
-        return writing_tailor(run, sources, out, *rest, progress=pause, **options)
+        return writing_tailor(run, options, pause)
 
     writing_tailor = writing.tailor
     monkeypatch.setattr(writing, "tailor", held)

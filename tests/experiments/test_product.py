@@ -65,10 +65,13 @@ def test_a_row_is_what_the_command_writes(made, request, tmp_path):
         for k, environment in enumerate(environments):
             own, score = bench.tailored("auto", environment, "fitted"), row.environments[k]
             inputs = as_files(benchmark.test.subset(environment.meta), tmp_path / f"inputs-{k}")
-            found = prefer(place, SiteSources(inputs=inputs), PreferOptions(seed=config.seed), CPU)
+            found = prefer(place, PreferOptions(sources=SiteSources(inputs=inputs), seed=config.seed, reading=CPU))
             np.testing.assert_allclose(found.weights, own.preference.weights, atol=1e-6)
             sources = SiteSources(inputs=inputs)
-            out = tailor(place, sources, tmp_path / str(k), options, CPU, preference=own.preference)
+            out = tailor(
+                place,
+                TailorOptions(tmp_path / str(k), sources, own.preference, seed=config.seed, reading=CPU),
+            )
             assert (out.record.merge.method, out.record.merge.scale) == tuple(own.merge_options.values())[:2]
             assert out.record.head.kind == own.head.kind == score.head
             assert out.record.head.log_loss == pytest.approx(own.head.loss, abs=1e-6)

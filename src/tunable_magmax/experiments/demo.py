@@ -34,7 +34,7 @@ from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import Tailored
 
 # Five characters each, in the order in which the alphabet brings them.
@@ -127,13 +127,8 @@ def run_demo(
         for number, site in enumerate(SITES):
             _write_site(place, number, seed, size, report)
             sources = SiteSources(inputs=_folder(place, site) / "inputs")
-            made[site] = tailor(
-                place / "run",
-                sources,
-                place / "models" / slug(site),
-                reading=Reading(device="cpu"),
-                progress=report,
-            )
+            options = TailorOptions(place / "models" / slug(site), sources, reading=Reading(device="cpu"))
+            made[site] = tailor(place / "run", options, report)
         story = _measure(place, made, trained, size, report)
     tasks = [f"{task}\n{drawn}" for task, drawn in zip(story.tasks, story.characters, strict=True)]
     panels = [SitePanel(site.site, site.shares, site.accuracy, site.expected, TAILORED) for site in story.sites]

@@ -60,7 +60,6 @@ def test_a_row_is_what_the_command_writes(made, request, tmp_path):
     environments = draw_environments(benchmark, experiment.environments)[:2]
     records = read_records(root / "results" / experiment.setting / "records.jsonl")
     [row] = [record for record in records if record.kind == "row" and record.row == "tailor:auto"]
-    options = TailorOptions(seed=config.seed)
     with SequenceBench(place, benchmark, environments, seed=config.seed, device="cpu") as bench:
         for k, environment in enumerate(environments):
             own, score = bench.tailored("auto", environment, "fitted"), row.environments[k]

@@ -9,6 +9,8 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,32 +75,28 @@ def record_task(
     """
     with _locked(run) as path:
         _refuse_recorded(path, task, replace)
-        opened = Run.open(path, begun=True) if is_run(path) else None
-        if opened is None and base is None:
+        if base is None and not is_run(path):
             raise InputError(
                 f"{path} has no base yet: call record_base({os.fspath(run)!r}, model) before the first task is "
                 "trained, or give base=, the path of the checkpoint that training began with"
             )
-        opened = opened or _record_base(path, base, processing_class)
+        opened = Run.open(path, begun=True) if is_run(path) else _record_base(path, base, processing_class)
         old = recorded(run).get(task)
         checkpoint = _free_folder(opened, task)
         write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
         names = _class_names(task, model, data)
-        classes = [*names.values()] if _unnamed(names, task) else None
-        profiled, kept = False, None
+        found = _Found(names, [*names.values()] if _unnamed(names, task) else None)
         try:
             if data is not None or eval_data is not None:
-                names, classes, profiled, kept = _record_data(
-                    opened, task, checkpoint, names, data, eval_data, rows=rows, keep=keep, seed=seed
-                )
+                found = _record_data(opened, task, checkpoint, names, data, eval_data, rows, keep, seed)
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
                 f"`tmx init {path} --data {task}=DATA` adds them",
                 stacklevel=2,
             )
-        _name_rows(checkpoint, names)
-        opened.enter(task, checkpoint, classes, profiled, kept)
+        _name_rows(checkpoint, found.names)
+        opened.enter(task, checkpoint, found.classes, found.profiled, found.kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -129,61 +127,70 @@ def callback(
         from transformers import TrainerCallback
     except ImportError:
         raise InputError('a callback needs transformers: pip install "tunable-magmax[train]"') from None
-    _refuse_recorded(Path(run), task, replace)
-    for given in (data, eval_data):
-        if isinstance(given, str | os.PathLike) and not Path(given).exists():
-            raise InputError(f"{os.fspath(given)} does not exist: give the data of {task}")
-    options: dict[str, Any] = {"replace": replace, "rows": rows, "keep": keep, "seed": seed}
+    path = Path(run)
+    _refuse_recorded(path, task, replace)
+    for place in (data, eval_data):
+        if isinstance(place, str | os.PathLike) and not Path(place).exists():
+            raise InputError(f"{os.fspath(place)} does not exist: give the data of {task}")
 
     class RecordTask(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            known = Run.open(Path(run), begun=True) if is_run(Path(run)) else None
-            given = known is not None and (bool(known.tasks) or known.base != Path(run) / BASE)
             if not state.is_world_process_zero:
                 return
-            if not given and state.global_step == 0:
-                record_base(run, parts["model"], _tool(parts))
+            known = Run.open(path, begun=True) if is_run(path) else None
+            stays = known is not None and (bool(known.tasks) or known.base != path / BASE)
+            if not stays and state.global_step == 0:
+                record_base(path, parts["model"], _processor(parts))
             elif known is None:
                 raise InputError(
-                    f"training goes on from step {state.global_step}, and {os.fspath(run)} does not know where it "
-                    f"began: call record_base({os.fspath(run)!r}, BASE) with the path of the pre-trained checkpoint"
+                    f"training goes on from step {state.global_step}, and {path} does not know where it began: call "
+                    f"record_base({str(path)!r}, BASE) with the path of the pre-trained checkpoint"
                 )
             if rows or keep:
-                _require_readable(Run.open(Path(run), begun=True), data, _tool(parts), parts)
+                _require_readable(Run.open(path, begun=True).base, _data(data, parts, "train"), _processor(parts))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                used, held = _data(data, parts, "train"), _data(eval_data, parts, "eval")
-                record_task(run, task, parts["model"], used, eval_data=held, processing_class=_tool(parts), **options)
+                record_task(
+                    path,
+                    task,
+                    parts["model"],
+                    _data(data, parts, "train"),
+                    processing_class=_processor(parts),
+                    eval_data=_data(eval_data, parts, "eval"),
+                    replace=replace,
+                    rows=rows,
+                    keep=keep,
+                    seed=seed,
+                )
 
     return RecordTask()
 
 
-def _data(given: Any, parts: Any, which: str) -> Any:
-    """Returns the data that is given, or else the Trainer's."""
+def _data(data: Any, parts: Any, which: str) -> Any:
+    """Returns the data that the caller named, or else the Trainer's."""
     loader = parts.get(f"{which}_dataloader")
-    return given if given is not None or loader is None else loader.dataset
+    return data if data is not None or loader is None else loader.dataset
 
 
-def _tool(parts: Any) -> Any:
+def _processor(parts: Any) -> Any:
     """Returns what prepares the Trainer's inputs, which older versions of transformers call tokenizer."""
     return parts.get("processing_class") or parts.get("tokenizer")
 
 
-def _require_readable(run: Run, data: Any, tool: Any, parts: Any) -> None:
+def _require_readable(base: Path, data: Any, processor: Any) -> None:
     """Refuses data that no profile and no samples can be made of, as far as its first item tells."""
     from tunable_magmax.models.pretrained import IMAGE_FILES, VOCABULARIES
 
     advice = "give the callback other data=, or rows=0 and keep=0 to record no more than the checkpoint"
     try:
-        used = _data(data, parts, "train")
-        in_memory = not isinstance(used, Samples | str | os.PathLike)
-        kind = open_labelled(first_row(used) if in_memory else used, {}, tool).kind
+        in_memory = not isinstance(data, Samples | str | os.PathLike)
+        kind = open_labelled(first_row(data) if in_memory else data, {}, processor).kind
     except InputError as error:
         raise InputError(f"{error}; {advice}") from None
     files, needed = (IMAGE_FILES, "image processor") if kind == "image" else (VOCABULARIES, "tokenizer")
-    if not any((run.base / name).is_file() for name in files) and not hasattr(tool, "save_pretrained"):
-        raise InputError(f"{run.base} has no {needed}: give it to the Trainer as processing_class, or {advice}")
+    if not any((base / name).is_file() for name in files) and not hasattr(processor, "save_pretrained"):
+        raise InputError(f"{base} has no {needed}: give it to the Trainer as processing_class, or {advice}")
 
 
 @contextmanager
@@ -253,14 +260,23 @@ def _free_folder(run: Run, task: str) -> Path:
     """Returns the place of a task's checkpoint, which the run names not yet; what a killed process left is removed."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", task)
     used = {path.absolute() for path in run.tasks}
-    place = stem
-    number = 2
-    while (run.path / TASKS / place).absolute() in used:
-        place, number = f"{stem}-{number}", number + 1
-    return run.empty_folder(f"{TASKS}/{place}")
+    names = (stem if k == 1 else f"{stem}-{k}" for k in count(1))
+    return run.empty_folder(
+        next(f"{TASKS}/{name}" for name in names if (run.path / TASKS / name).absolute() not in used)
+    )
 
 
 # -- what a task's data tells -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a task's data told: the classes by the classifier's row, those in use, and what was written."""
+
+    names: dict[int, str]
+    classes: list[str] | None
+    profiled: bool = False
+    kept: KeptEntry | None = None
 
 
 def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
@@ -269,11 +285,11 @@ def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
     So that classes without names of two tasks are not taken for the same.
     """
     known = getattr(getattr(model, "config", None), "id2label", None) or {}
-    named = {int(key): str(known[key]) for key in sorted(known, key=int)}
-    told = dict(enumerate(class_names_of(data)))
-    if not named or not are_generic([*named.values()]):
-        return named or told
-    return {k: told.get(k, f"{task}/{name}") for k, name in named.items()}
+    configured = {int(key): str(known[key]) for key in sorted(known, key=int)}
+    of_data = dict(enumerate(class_names_of(data)))
+    if not configured or not are_generic([*configured.values()]):
+        return configured or of_data
+    return {k: of_data.get(k, f"{task}/{name}") for k, name in configured.items()}
 
 
 def _unnamed(names: dict[int, str], task: str) -> bool:
@@ -287,30 +303,29 @@ def _record_data(
     names: dict[int, str],
     data: Any,
     eval_data: Any,
-    *,
     rows: int,
     keep: int,
     seed: int,
-) -> tuple[dict[int, str], list[str], bool, KeptEntry | None]:
-    """Writes profile and kept samples; returns the classes' names by row and those in use, and what was written."""
+) -> _Found:
+    """Writes the profile and the kept samples of a task."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.profiling import make_profile
 
     encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base, assets=checkpoint)
-    tool = encoder.image_processor or encoder.tokenizer
-    held = None if eval_data is None else open_labelled(eval_data, names, tool)
-    samples = held if data is None else open_labelled(data, names, tool)
+    processor = encoder.image_processor or encoder.tokenizer
+    held = None if eval_data is None else open_labelled(eval_data, names, processor)
+    samples = held if data is None else open_labelled(data, names, processor)
     assert samples is not None
     assert samples.labels is not None
     if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):
         names = {**names, **_voted(checkpoint, run.base, samples)}
-    if rows and data is not None:
+    profiled = bool(rows and data is not None)
+    if profiled:
         make_profile(task, samples, encoder, base=base, rows=rows, seed=seed).save(run.profile_path(task))
     source: Evidence = "training" if held is None else "evaluation"
-    chosen = samples if held is None else held
-    kept = write_kept(run, task, chosen, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
-    used = set(samples.labels)
-    return names, [name for k, name in enumerate(samples.classes) if k in used], bool(rows and data is not None), kept
+    shown = samples if held is None else held
+    kept = write_kept(run, task, shown, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
+    return _Found(names, [samples.classes[k] for k in sorted(set(samples.labels))], profiled, kept)
 
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:

@@ -32,80 +32,38 @@ def content(split):
     return pixels, [k % len(NAMES) for k in range(count)]
 
 
-class Python2:
-    """A pickle as python 2 writes it: protocol 2, byte strings, and NumPy under its old name."""
+def string(value):
+    short = len(value) < 256
+    return (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value
 
-    def __init__(self):
-        self.out = bytearray(b"\x80\x02")
-        self.memo = 0
 
-    def put(self):
-        self.out += b"q" + bytes([self.memo]) if self.memo < 256 else b"r" + struct.pack("<I", self.memo)
-        self.memo += 1
+def pickled(value):
+    """A value as python 2 pickles it: byte strings, and NumPy under its old name."""
+    if isinstance(value, bytes):
+        return string(value)
+    if isinstance(value, int):
+        return b"K" + bytes([value])
+    if isinstance(value, list):
+        return b"](" + b"".join(map(pickled, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(pickled(key) + pickled(item) for key, item in value.items()) + b"u"
+    sizes = b"".join(b"M" + struct.pack("<H", size) for size in value.shape)
+    kind = b"cnumpy\ndtype\n" + string(b"u1") + b"K\x00K\x01\x87R(K\x03" + string(b"|") + b"NNN"
+    kind += b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R"
+    return made + b"(K\x01" + sizes + b"\x86" + kind + b"\x89" + string(value.tobytes()) + b"tb"
 
-    def string(self, value):
-        short = len(value) < 256
-        self.out += (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value
-        self.put()
 
-    def items(self, values):
-        self.out += b"]"
-        self.put()
-        self.out += b"("
-        for value in values:
-            if isinstance(value, int):
-                self.out += b"K" + bytes([value])
-            else:
-                self.string(value)
-        self.out += b"e"
-
-    def array(self, values):
-        self.out += b"cnumpy.core.multiarray\n_reconstruct\n"
-        self.put()
-        self.out += b"cnumpy\nndarray\n"
-        self.put()
-        self.out += b"K\x00\x85"
-        self.string(b"b")
-        self.out += b"\x87R("
-        self.out += b"K\x01" + b"".join(b"M" + struct.pack("<H", size) for size in values.shape) + b"\x86"
-        self.out += b"cnumpy\ndtype\n"
-        self.put()
-        self.string(b"u1")
-        self.out += b"K\x00K\x01\x87R(K\x03"
-        self.string(b"|")
-        self.out += b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb\x89"
-        self.string(values.tobytes())
-        self.out += b"tb"
-
-    def mapping(self, values):
-        self.out += b"}"
-        self.put()
-        self.out += b"("
-        for key, value in values.items():
-            self.string(key)
-            if isinstance(value, np.ndarray):
-                self.array(value)
-            elif isinstance(value, bytes):
-                self.string(value)
-            else:
-                self.items(value)
-        self.out += b"u."
-        return bytes(self.out)
+def python2(value):
+    return b"\x80\x02" + pickled(value) + b"."
 
 
 def python_files():
-    files = {"meta": Python2().mapping({b"fine_label_names": [name.encode() for name in NAMES]})}
+    files = {"meta": python2({b"fine_label_names": [name.encode() for name in NAMES]})}
     for split in COUNTS:
         pixels, labels = content(split)
-        files[split] = Python2().mapping(
-            {
-                b"filenames": [f"picture_{k}.png".encode() for k in labels],
-                b"batch_label": b"training batch 1 of 1",
-                b"fine_labels": labels,
-                b"coarse_labels": [0] * len(labels),
-                b"data": pixels,
-            }
-        )
+        about = {b"filenames": [b"picture.png"] * len(labels), b"batch_label": b"training batch 1 of 1"}
+        files[split] = python2({**about, b"fine_labels": labels, b"coarse_labels": [0] * len(labels), b"data": pixels})
     return files
 
 
@@ -116,11 +74,11 @@ def written(folder, files):
     return folder
 
 
-def packed(path, inner, files):
+def packed(path, files):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, value in files.items():
-            info = tarfile.TarInfo(f"{inner}/{name}")
+            info = tarfile.TarInfo(f"cifar-100-python/{name}")
             info.size = len(value)
             archive.addfile(info, io.BytesIO(value))
     return path
@@ -136,9 +94,7 @@ def parquet_files(folder):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
     import pyarrow.parquet as pq
 
-    told = {
-        "info": {"features": {"img": {"_type": "Image"}, "fine_label": {"names": list(NAMES), "_type": "ClassLabel"}}}
-    }
+    about = json.dumps({"info": {"features": {"fine_label": {"names": list(NAMES), "_type": "ClassLabel"}}}})
     folder.mkdir(parents=True)
     for split in COUNTS:
         images, labels = [], []
@@ -148,27 +104,22 @@ def parquet_files(folder):
             images.append({"bytes": file.getvalue(), "path": None})
             labels.append(label)
         table = arrow.table({"img": images, "fine_label": labels, "coarse_label": [0] * len(labels)})
-        pq.write_table(
-            table.replace_schema_metadata({"huggingface": json.dumps(told)}),
-            folder / f"{split}-00000-of-00001.parquet",
-            row_group_size=7,
-        )
+        table = table.replace_schema_metadata({"huggingface": about})
+        pq.write_table(table, folder / f"{split}-00000-of-00001.parquet", row_group_size=7)
     return folder
 
 
 FORMS = {
     "python": lambda root: written(root, python_files()),
     "python folder": lambda root: written(root / "cifar-100-python", python_files()).parent,
-    "python archive": lambda root: packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()),
-    "python folder of an archive": lambda root: (
-        packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()).parent
-    ),
+    "python archive": lambda root: packed(root / "cifar-100-python.tar.gz", python_files()),
+    "python folder of an archive": lambda root: packed(root / "cifar-100-python.tar.gz", python_files()).parent,
     "parquet": parquet_files,
 }
 
 
-def opened(data, **given):
-    return open_benchmark(read_section({"name": "cifar100", "data": str(data), "tasks": 2, **given}, Path()))
+def opened(data, **section):
+    return open_benchmark(read_section({"name": "cifar100", "data": str(data), "tasks": 2, **section}, Path()))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -177,15 +128,12 @@ def test_every_form_holds_the_same_pictures(tmp_path, form):
     assert (benchmark.classes, benchmark.kind, benchmark.prompts) == (NAMES, "image", "cifar100")
     assert benchmark.facts["form"] == form.split()[0]
     for split, samples in (("train", benchmark.train), ("test", benchmark.test)):
-        found = [
-            (np.asarray(image).tobytes(), label)
-            for image, label in zip(samples.load(range(len(samples))), samples.labels, strict=True)
+        found = zip(samples.load(range(len(samples))), samples.labels, strict=True)
+        assert [(image.tobytes(), label) for image, label in found] == [
+            (image.tobytes(), label) for image, label in pictures(split)
         ]
-        expected = [(np.asarray(image).tobytes(), label) for image, label in pictures(split)]
-        assert found == expected
-        assert np.array_equal(np.asarray(next(samples.load([3]))), np.asarray(list(pictures(split))[3][0]))
+        assert next(samples.load([3])).tobytes() == list(pictures(split))[3][0].tobytes()
     assert [task.classes for task in benchmark.tasks] == [(0, 1), (2, 3)]
-    assert benchmark.tasks[1].train == tuple(k for k, label in enumerate(benchmark.train.labels) if label > 1)
 
 
 class Harm:
@@ -201,7 +149,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, nam
     mark = tmp_path / "ran"
     harmful = pickle.dumps({"fine_labels": Harm(mark)}, protocol=2)
     data = written(tmp_path / "data", python_files() | {name: harmful})
-    with pytest.raises(InputError, match=rf"{name}: .*refused, a pickle of more than"):
+    with pytest.raises(InputError, match=rf"{name}: .*refused"):
         opened(data)
     assert not mark.exists()
     pickle.loads(harmful)
@@ -210,27 +158,18 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, nam
 
 @pytest.mark.parametrize(
     "code",
-    [b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", b"\x80\x02cnumpy\nload\n."],
+    [
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.",
+        b"\x80\x02cnumpy\nload\n.",
+        # BUILD on the class itself: sets an attribute of whatever NumPy's name stands for.
+        b"\x80\x02cnumpy\nndarray\nN}X\x05\x00\x00\x00stateK\x01s\x86b0}.",
+    ],
 )
-def test_only_arrays_are_on_the_list(code):
-    with pytest.raises(InputError, match="refused, a pickle of more than"):
-        read_cifar_pickle(code, "train")
-
-
-def test_a_pickle_cannot_change_what_the_next_one_is_read_with():
-    # BUILD on the class itself: sets an attribute of whatever NumPy's name stands for.
-    reassign = b"\x80\x02cnumpy\nndarray\nN}X\x05\x00\x00\x00stateK\x01s\x86b0}."
+def test_only_arrays_are_on_the_list_and_no_pickle_changes_the_next(code):
     with pytest.raises(InputError, match="not a readable pickle"):
-        read_cifar_pickle(reassign, "train")
-    pixels, _ = content("train")
-    assert np.array_equal(read_cifar_pickle(python_files()["train"], "train")["data"], pixels)
-
-
-def test_arrays_of_anything_but_bytes_are_refused():
-    arrays = [np.zeros((2, 3072), np.int64), np.array([None]), np.zeros(2, [("x", "u1")])]
-    for values in arrays:
-        with pytest.raises(InputError, match="not a readable pickle of CIFAR's python distribution"):
-            read_cifar_pickle(pickle.dumps({"data": values}, protocol=4), "train")
+        read_cifar_pickle(code, "train")
+    assert np.array_equal(read_cifar_pickle(python_files()["train"], "train")["data"], content("train")[0])
 
 
 class Forged:
@@ -253,39 +192,42 @@ class ForgedType:
 
 
 @pytest.mark.parametrize(
-    "forged",
+    "values",
     [
-        {"kind": (3, "|", None, None, None, -1, -1, 63)},
-        {"kind": (3, "|", (np.dtype("u1"), (2,)), None, None, -1, -1, 0)},
-        {"kind": (4, "|", None, None, None, -1, -1, 0, {"more": 1})},
-        {"shape": (-1, 3)},
-        {"shape": [2, 3]},
-        {"data": [0] * 6},
+        np.zeros((2, 3072), np.int64),
+        np.array([None]),
+        np.zeros(2, [("x", "u1")]),
+        Forged(kind=(3, "|", None, None, None, -1, -1, 63)),
+        Forged(kind=(3, "|", (np.dtype("u1"), (2,)), None, None, -1, -1, 0)),
+        Forged(kind=(4, "|", None, None, None, -1, -1, 0, {"more": 1})),
+        Forged(shape=(-1, 3)),
+        Forged(shape=[2, 3]),
+        Forged(data=[0] * 6),
     ],
 )
-def test_arrays_that_are_more_than_bytes_are_refused(forged):
-    good = read_cifar_pickle(pickle.dumps({"data": Forged()}, protocol=4), "train")["data"]
-    assert good.shape == (2, 3)
-    with pytest.raises(InputError, match="an array"):
-        read_cifar_pickle(pickle.dumps({"data": Forged(**forged)}, protocol=4), "train")
+def test_arrays_that_are_more_than_bytes_are_refused(values):
+    with pytest.raises(InputError, match="not a readable pickle"):
+        read_cifar_pickle(pickle.dumps({"data": values}, protocol=4), "train")
 
 
-def test_arrays_by_columns_and_of_newer_versions():
+def test_arrays_of_bytes_by_rows_and_by_columns():
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for array in (values, np.asfortranarray(values)):
         assert np.array_equal(read_cifar_pickle(pickle.dumps({"data": array}, protocol=4), "train")["data"], values)
+    good = read_cifar_pickle(pickle.dumps({"data": Forged()}, protocol=4), "train")["data"]
+    assert good.shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"train": b"\x80\x02"}, "train: not a readable pickle .* the parquet files"),
+        ({"train": b"\x80\x02"}, "train: not a readable pickle"),
         ({"train": pickle.dumps({"data": 1}, protocol=4)}, "train: 'fine_labels'"),
         ({"train": pickle.dumps([1], protocol=2)}, "train: not a readable pickle"),
         ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, "meta: .* 'fine_label_names'"),
         ({"test": pickle.dumps({"fine_labels": [1]}, protocol=2)}, "test: 'data'"),
-        ({"test": Python2().mapping({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})}, "2 labels"),
-        ({"test": Python2().mapping({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})}, "1 to 9"),
+        ({"test": python2({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})}, "2 labels"),
+        ({"test": python2({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})}, "1 to 9"),
     ],
 )
 def test_bad_python_files(tmp_path, change, says):
@@ -295,26 +237,20 @@ def test_bad_python_files(tmp_path, change, says):
 
 def test_what_is_no_cifar(tmp_path):
     written(tmp_path, {"notes.md": b"", "x.tar.gz": b"not packed"})
-    with pytest.raises(InputError, match=r"expected CIFAR-100 as parquet .*; found notes\.md, x"):
-        opened(tmp_path)
-    with pytest.raises(InputError, match="not a readable archive"):
-        opened(tmp_path / "x.tar.gz")
-    with pytest.raises(InputError, match="expected CIFAR-100 as parquet"):
-        opened(tmp_path / "notes.md")
-    with pytest.raises(InputError, match="the archive holds train"):
-        opened(packed(tmp_path / "y.tar.gz", "cifar-100-python", {"train": b""}))
-    with pytest.raises(InputError, match="does not exist"):
-        opened(tmp_path / "none")
-
-
-def test_a_huge_member_of_an_archive_is_refused_before_it_is_unpacked(tmp_path):
     info = tarfile.TarInfo("cifar-100-python/train")
-    info.size = (1 << 30) + 1
-    (tmp_path / "cifar.tar").write_bytes(info.tobuf())
-    with pytest.raises(
-        InputError, match=r"cifar-100-python/train unpacks to 1\.0 GiB, more than any file of CIFAR-100"
+    info.size = (1 << 30) + 1  # refused before it is unpacked
+    (tmp_path / "huge.tar").write_bytes(info.tobuf())
+    packed(tmp_path / "y.tar.gz", {"train": b""})
+    for name, says in (
+        (".", r"found huge\.tar, notes\.md"),
+        ("x.tar.gz", "not a readable archive"),
+        ("notes.md", "expected CIFAR-100 as parquet"),
+        ("y.tar.gz", "the archive holds train"),
+        ("huge.tar", r"unpacks to 1\.0 GiB"),
+        ("none", "does not exist"),
     ):
-        opened(tmp_path / "cifar.tar")
+        with pytest.raises(InputError, match=says):
+            opened(tmp_path / name)
 
 
 @needs("data/cifar100")
@@ -323,11 +259,10 @@ def test_the_real_one_in_the_paper_s_order():
     orders = SHARED / "data" / "class_orders.json"
     benchmark = opened(SHARED / "data" / "cifar100", tasks=20, order={"file": str(orders), "name": "A"})
     assert (len(benchmark.train), len(benchmark.test), len(benchmark.classes)) == (50_000, 10_000, 100)
+    assert benchmark.classes[:2] == ("apple", "aquarium_fish")
     listed = json.loads(orders.read_text())["cifar100"]["A"]
     assert [index for task in benchmark.tasks for index in task.classes] == listed
     assert {(len(task.train), len(task.test)) for task in benchmark.tasks} == {(2_500, 500)}
     first = benchmark.tasks[0]
     assert {benchmark.train.labels[position] for position in first.train} == set(listed[:5])
     assert [image.size for image in benchmark.train.load(first.train[:3])] == [(32, 32)] * 3
-    odd = opened(SHARED / "data" / "cifar100", tasks=7)
-    assert odd.facts["task_sizes"] == [15, 15, 14, 14, 14, 14, 14]

@@ -59,18 +59,6 @@ def test_any_positions_in_order(samples, positions):
             assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((position, 0, 0), position)))
 
 
-def test_no_other_input_is_decoded(samples, monkeypatch):
-    names = []
-
-    def read(source, name):
-        names.append(name)
-        return images.read_picture(source, name)
-
-    monkeypatch.setattr(tables, "read_picture", read)
-    assert len(list(samples.load([3, 30]))) == 2
-    assert names == ["train-0.parquet, row 3", "train-1.parquet, row 30"]
-
-
 @pytest.mark.parametrize(("most", "reads"), [(1 << 30, 2), (0, 6)])
 def test_a_row_group_is_read_once_if_all_fit(packed, monkeypatch, most, reads):
     monkeypatch.setattr(tables, "KEPT_BYTES", most)
@@ -112,11 +100,6 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
         list(in_order(lambda k: 1 // k, [1, 0, 1], 2))
 
 
-def test_only_large_images_are_worth_threads():
-    assert images.threads_for(2_000) == 1
-    assert 1 <= images.threads_for(100_000) <= images.MOST_THREADS
-
-
 def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "WORTH_BYTES", 0)
     for k in range(12):
@@ -125,16 +108,6 @@ def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
     found = list(open_samples(tmp_path).load(range(12)))
     assert found[5] == Unreadable("05.png", "not an image")
     assert [image.getpixel((0, 0))[0] for k, image in enumerate(found) if k != 5] == [0, 1, 2, 3, 4, *range(6, 12)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"), [("png", {}), ("jpeg", {}), ("webp", {"lossless": True}), ("bmp", {}), ("gif", {})]
-)
-def test_bytes_of_every_format(kind, more):
-    image = Image.new("RGB", (4, 2), (200, 0, 0))
-    found = images.read_picture(encoded(image, kind, **more), "x")
-    assert (found.mode, found.size) == ("RGB", (4, 2))
-    assert abs(found.getpixel((1, 1))[0] - 200) < 3
 
 
 def test_what_only_begins_like_an_image():

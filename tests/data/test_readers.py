@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import pyarrow as arrow
 import pyarrow.parquet as pq
-from data.files import SHARED, folder, needs, written
+from data.files import folder, written
 from models import tiny
 
 from tunable_magmax.data.class_names import by_name
@@ -278,15 +278,3 @@ def test_odd_numbers_are_names(tmp_path, labels):
     content = "text,label\n" + "".join(f"a,{label}\n" for label in labels)
     assert open_samples(written(tmp_path / "a.csv", content)).classes == tuple(sorted(labels))
     assert by_name(labels, [("cat", "dog")], [()], "a.csv") == labels
-
-
-# -- real data --------------------------------------------------------------------------------------------------------
-
-
-@needs("data/cifar100")
-def test_cifar100():
-    samples = open_samples(SHARED / "data" / "cifar100", split="test")
-    assert len(samples) == 10_000
-    assert samples.classes[:2] == ("apple", "aquarium_fish")
-    assert np.bincount(samples.labels).tolist() == [100] * 100
-    assert [image.size for image in samples.load([0, 9_999])] == [(32, 32)] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,7 @@ from models import tiny
 from torch.nn.functional import normalize
 
 from tunable_magmax.data.samples import Samples, text_samples
-from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.prepared import prepare
@@ -120,14 +119,6 @@ def test_frozen_patterns_stay_as_they_are(tmp_path):
         assert torch.equal(value, before[name]) == (name.startswith("embeddings.") or name.endswith(".bias")), name
 
 
-def test_divergence_says_what_to_try(tmp_path):
-    options = Optimisation(**{**vars(OPTIONS), "lr": 1e6, "epochs": 20, "warmup": 0})
-    encoder = load("vit", tmp_path)
-    inputs = inputs_of(encoder)
-    with pytest.raises(TmxError, match=r"loss of task 1 is nan .*train\.lr than 1e\+06"):
-        train_task(learner(encoder, options), inputs, inputs.labels, options, seed=0)
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -151,34 +142,17 @@ def test_out_of_memory_names_the_batch_size(tmp_path, error):
 # -- random numbers: they come from seed, task and epoch, and from nothing else ----------------------------------------
 
 
-def test_every_sample_comes_once_in_an_epoch():
+def test_draws_come_from_seed_task_and_epoch_alone():
     order, numbers = draw_epoch(50, CPU, seed=3, task=1, epoch=2)
     assert sorted(order.tolist()) == list(range(50)) != order.tolist()
     assert numbers.shape == (50, 4)
     assert 0 <= float(numbers.min()) < float(numbers.max()) < 1
-
-
-def test_drawn_again_they_are_the_same_whatever_happened_before():
-    one = draw_epoch(20, CPU, 3, 1, 2)
-    before = torch.random.get_rng_state()
     torch.rand(5)
-    other = draw_epoch(20, CPU, 3, 1, 2)
-    assert all(map(torch.equal, one, other))
-    torch.random.set_rng_state(before)
-    draw_epoch(20, CPU, 3, 1, 2)
+    before = torch.random.get_rng_state()
+    assert all(map(torch.equal, draw_epoch(50, CPU, 3, 1, 2), (order, numbers)))
     assert torch.equal(torch.random.get_rng_state(), before)  # and they touch nobody else's
-
-
-def test_seed_task_and_epoch_each_change_them():
     places = [(3, 1, 2), (4, 1, 2), (3, 2, 2), (3, 1, 3), (3, 2, 1), (1, 3, 2)]
-    orders = {tuple(draw_epoch(20, CPU, *place)[0].tolist()) for place in places}
-    assert len(orders) == len(places)
-
-
-def test_seeds_for_different_purposes_differ_and_fit_torch():
-    seeds = {derived_seed(0, *parts) for parts in [(), ("task", 1, 2), ("step", 1, 2), ("task", 12), ("task", 1, "2")]}
-    assert len(seeds) == 5
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert len({tuple(draw_epoch(20, CPU, *place)[0].tolist()) for place in places}) == len(places)
 
 
 # -- the learning rate rises, then falls as half a cosine --------------------------------------------------------------
@@ -194,17 +168,6 @@ def test_rises_to_the_peak_and_never_rises_again(steps, warmup):
     assert all(rate == pytest.approx(0.3 * (k + 1) / warmup) for k, rate in enumerate(rising))
     if falling:
         assert falling[0] == 0.3
-
-
-@given(st.integers(2, 400))
-def test_the_cosine_would_reach_zero_one_step_after_the_last(steps):
-    assert learning_rate(steps, steps, 1.0, 0) == pytest.approx(0, abs=1e-12)
-    middle = learning_rate(steps // 2, steps, 1.0, 0)
-    assert middle == pytest.approx(0.5 * (1 + math.cos(math.pi * (steps // 2) / steps)))
-
-
-def test_a_warm_up_longer_than_training_never_reaches_the_peak():
-    assert learning_rate(99, 100, 1.0, 500) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("given", "steps"), [(0, 0), (500, 500), (1, 1), (0.25, 50), (0.001, 0)])
@@ -243,13 +206,6 @@ def test_windows_and_flips(kind, pad):
     assert torch.equal(found, plain(IMAGES, NUMBERS, pad, "crop" in kind, "flip" in kind))
 
 
-def test_flips_come_half_of_the_time():
-    assert {bool(n >= 0.5) for n in NUMBERS[:, 2]} == {True, False}
-    found = augment(IMAGES, NUMBERS, "flip", 2)
-    for before, after, numbers in zip(IMAGES, found, NUMBERS, strict=True):
-        assert torch.equal(after, before.flip(2) if numbers[2] >= 0.5 else before)
-
-
 @pytest.mark.parametrize("kind", ["crop", "crop+flip", "resized-crop"])
 @pytest.mark.parametrize("number", [0.0, LARGEST])
 def test_the_outermost_random_numbers_stay_inside_the_padded_image(kind, number):
@@ -275,7 +231,3 @@ def test_a_resized_crop_keeps_nine_tenths_and_the_range():
         assert 0 <= float(found.min()) <= float(found.max()) <= 255
         # The narrowest window: 90% of the area, as tall as the image.
         assert float(found.max() - found.min()) > 255 * (0.9 * 3 / 4) ** 0.5 - 8
-
-
-def test_none_changes_nothing():
-    assert augment(IMAGES, NUMBERS, "none", 2) is IMAGES

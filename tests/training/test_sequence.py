@@ -28,6 +28,7 @@ from tunable_magmax.models.tower import trainable
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import loop
+from tunable_magmax.training.config import read_config
 from tunable_magmax.workflows.evaluate import evaluate_run, measured_by_training
 from tunable_magmax.workflows.options import Reading
 
@@ -122,18 +123,12 @@ def test_a_run_is_complete(made):
         "task-02",
         "training.json",
     ]
+    assert read_config(run.path / "config.yaml").record() == config.record()
     setup = json.loads((run.path / "training.json").read_text())
     assert setup["digests"]["base"] == checkpoint_digest(run.path / "base")
     assert setup["digests"]["head"] == checkpoint_digest(run.path / "classifier-head.safetensors")
     assert set(setup["versions"]) == {"tunable_magmax", "torch", "transformers", "python"}
     assert setup["benchmark"]["task_sizes"] == [2, 2]
-
-
-def test_what_was_read_back_is_the_configuration(made):
-    from tunable_magmax.training.config import read_config
-
-    config, run = made
-    assert read_config(run.path / "config.yaml").record() == config.record()
 
 
 def test_the_matrix_is_what_evaluation_measures(made):
@@ -206,10 +201,6 @@ def test_named_groups_and_tasks_of_unequal_size(tmp_path):
     assert run.tasks == ("three", "one")
     assert run.results[1].accuracy == 1.0  # among one class there is no choice
     assert [result.steps for result in run.results] == [6, 2]
-    other = toy.config(tmp_path, benchmark={"tasks": 3, "order": "natural"}, train={"epochs": 1}, matrix=False)
-    train(other, tmp_path / "other")
-    told = json.loads((tmp_path / "other" / "training.json").read_text())["benchmark"]
-    assert told["task_sizes"] == [2, 1, 1]
 
 
 def test_without_a_matrix_no_test_data_is_read(tmp_path):
@@ -265,9 +256,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_difference(copied, m
     before = toy.contents(out)
     with pytest.raises(InputError) as caught:
         train(toy.config(made[0].root, **change), out)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == f"{out} is a run of another configuration; choose another directory with -o, or undo this:"
-    assert lines[1:] in (
+    assert str(caught.value).splitlines()[1:] in (
         ["  - seed: 0 there, 1 now"],
         ["  - train.lr: 0.001 there, 0.5 now"],
         ["  - benchmark.order: ['card', 'hello', 'pay', 'bill'] there, natural now"],
@@ -279,11 +268,8 @@ def test_changed_data_is_refused(tmp_path):
     config = toy.config(tmp_path, matrix=False)
     out = stopped(config, tmp_path / "run", 0)
     tiny.picture((1, 2, 3)).save(tmp_path / "images" / "train" / "pay" / "new.png")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"benchmark\.digest"):
         train(config, out)
-    said = str(caught.value)
-    assert "training.json: the run was begun with other data; put it back, or choose another directory with -o:" in said
-    assert "  - benchmark.digest: " in said
     (tmp_path / "images" / "train" / "pay" / "new.png").unlink()
     train(config, out)
 
@@ -323,12 +309,12 @@ def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("run.json", b"{", r"run\.json: not a readable JSON file \(.*\); remove .*run and train again"),
-        ("training.json", b"{", r"training\.json: damaged \(.*\); remove .*run and train again"),
-        ("metrics.json", b"{", r"metrics\.json: damaged \(.*\); remove .*run and train again"),
-        ("metrics.json", b"{}", r"metrics\.json: damaged \(not an accuracy matrix.*\); remove .*run and train again"),
-        ("config.yaml", b"a: [", r"(?s)config\.yaml: cannot be read \(.*\); choose another directory"),
-        ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors: not a readable safetensors file"),
+        ("run.json", b"{", r"run\.json.*train again"),
+        ("training.json", b"{", r"training\.json.*train again"),
+        ("metrics.json", b"{", r"metrics\.json.*train again"),
+        ("metrics.json", b"{}", r"metrics\.json.*train again"),
+        ("config.yaml", b"a: [", r"(?s)config\.yaml.*choose another directory"),
+        ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors"),
     ],
 )
 def test_damaged_files_are_named(halfway, name, content, says):
@@ -381,17 +367,6 @@ def test_unreadable_images_are_counted_named_and_left_out(tmp_path):
         train(config, tmp_path / "strict", strict=True)
 
 
-def test_a_task_of_which_nothing_can_be_read_is_an_error(tmp_path):
-    rows = np.eye(4, 16)
-    save_head(Head.of(rows, sorted(toy.CLASSES), 10.0), tmp_path / "head.safetensors")
-    config = toy.config(tmp_path, head={"file": "head.safetensors"})
-    for name in ("pay", "bill"):
-        for file in (tmp_path / "images" / "train" / name).iterdir():
-            file.write_text("?")
-    with pytest.raises(InputError, match="14 of 14 samples cannot be read"):
-        train(config, tmp_path / "run")
-
-
 def test_a_task_without_readable_tests_has_no_accuracy(tmp_path):
     config = toy.config(tmp_path, train={"epochs": 1})
     for name in ("pay", "bill"):
@@ -421,10 +396,10 @@ def test_heads_that_do_not_fit(tmp_path):
     said = bad(tmp_path, head={"file": "narrow.safetensors"})
     assert "width 8" in said
     assert "16" in said
-    assert "lacks 1 of 4 classes: 'pay'" in bad(tmp_path, head={"file": "short.safetensors"})
-    assert "none.safetensors: no such file" in bad(tmp_path, head={"file": "none.safetensors"})
-    assert "has no text tower to make a head from class names" in bad(tmp_path, head={"source": "text"})
-    assert "is no sentence encoder" in bad(tmp_path, head={"source": "names"})
+    assert "'pay'" in bad(tmp_path, head={"file": "short.safetensors"})
+    assert "none.safetensors" in bad(tmp_path, head={"file": "none.safetensors"})
+    assert "text tower" in bad(tmp_path, head={"source": "text"})
+    assert "sentence encoder" in bad(tmp_path, head={"source": "names"})
     good = Head.of(np.eye(4, 16)[::-1], classes[::-1], 10.0)  # rows go by name
     save_head(good, tmp_path / "good.safetensors")
     config = toy.config(tmp_path, head={"file": "good.safetensors", "logit_scale": 7}, matrix=False)
@@ -433,17 +408,11 @@ def test_heads_that_do_not_fit(tmp_path):
     assert np.array_equal(head.weight, 7 * np.eye(4, 16))
 
 
-def test_data_of_the_other_kind(tmp_path):
-    texts = {"name": "texts", "data": str(toy.texts(tmp_path / "texts"))}
-    for kind in ("vit", "clip"):
-        said = bad(tmp_path, kind=kind, benchmark=texts, text_tower="keep")
-        assert f"texts holds texts, which {tmp_path / kind} ({kind}) does not learn to encode" in said
-    images = {"name": "images", "data": str(toy.images(tmp_path / "images2"))}
-    said = bad(tmp_path, kind="bert", benchmark=images)
-    assert (
-        f"images holds images, which {tmp_path / 'bert'} (bert) does not learn to encode: choose a model of images"
-        in said
-    )
+@pytest.mark.parametrize(("kind", "other"), [("vit", "texts"), ("clip", "texts"), ("bert", "images")])
+def test_data_of_the_other_kind(tmp_path, kind, other):
+    data = {"texts": toy.texts, "images": toy.images}[other](tmp_path / "other")
+    said = bad(tmp_path, kind=kind, benchmark={"name": other, "data": str(data)}, text_tower="keep")
+    assert f"holds {other}, which {tmp_path / kind}" in said
 
 
 def test_a_model_that_is_not_there(tmp_path, monkeypatch):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
+from training import toy
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import differences
-from tunable_magmax.training.config import (
-    HeadOptions,
-    Optimisation,
-    TrainConfig,
-    read_config,
-)
+from tunable_magmax.training.config import HeadOptions, Optimisation, TrainConfig, plan_training, read_config
 
 TEXTS = {"name": "texts", "data": "all.csv", "tasks": 3}
 PLAIN = {"model": "bert", "benchmark": TEXTS}
@@ -73,22 +70,11 @@ def test_the_record_reads_back_to_an_equal_configuration(tmp_path, given):
     assert TrainConfig.read(record, tmp_path) == config
     assert TrainConfig.read(yaml.safe_load(yaml.safe_dump(record)), tmp_path).record() == record
     assert TrainConfig.read(json.loads(json.dumps(record)), tmp_path) == config
-    assert set(record) == set(FULL)
-    assert set(record["train"]) == set(FULL["train"])
-
-
-def test_everything_that_is_given_is_taken(tmp_path):
-    record = TrainConfig.read(FULL, tmp_path).record()
-    head = {**FULL["head"], "file": str(tmp_path / FULL["head"]["file"])}  # the record may be read from elsewhere
-    expected = {**FULL, "benchmark": record["benchmark"], "head": head, "train": {**FULL["train"], "lr": 3e-4}}
-    assert record == expected
-
-
-def test_data_is_found_from_wherever_the_record_is_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = read_config(written(tmp_path, PLAIN).relative_to(tmp_path))
-    assert config.record()["benchmark"]["data"] == str(tmp_path / "all.csv")
-    assert config == read_config(tmp_path / "run.yaml")
+    assert (set(record), set(record["train"])) == (set(FULL), set(FULL["train"]))
+    if given is FULL:
+        head = {**FULL["head"], "file": str(tmp_path / FULL["head"]["file"])}  # the record may be read from elsewhere
+        train = {**FULL["train"], "lr": 3e-4}
+        assert record == {**FULL, "benchmark": record["benchmark"], "head": head, "train": train}
 
 
 def test_numbers_that_yaml_takes_for_texts(tmp_path):
@@ -136,12 +122,8 @@ def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     models = ("clip", "./gone", "../gone/far/away", "glyphs", "openai/clip")
     found = [read_config(path, [f"model={model}"]).model for model in models]
     assert found == [str(here / "clip"), str(here / "gone"), f"{here}/../gone/far/away", "glyphs", "openai/clip"]
-    refused = {
-        "benchmark.data=[1]": "data is \\[1\\]: must be a text",
-        "benchmark=7": "benchmark is 7: must be a mapping",
-    }
-    for change, told in refused.items():
-        with pytest.raises(InputError, match=told):
+    for change, value in (("benchmark.data=[1]", r"data is \[1\]"), ("benchmark=7", "benchmark is 7")):
+        with pytest.raises(InputError, match=value):
             read_config(path, [change])
 
 
@@ -152,44 +134,28 @@ def test_all_problems_at_once(tmp_path):
         "train": {"epochs": 0, "lr": -1, "augment": "flap", "freeze": [1], "batchh": 3},
         "head": {"source": "means", "file": "x"},
         "profile": 7,
-        "matrix": "yes",
-        "text_tower": "dropp",
         "seed": -1,
     }
     said = problems(given, folder=tmp_path)
-    assert said.splitlines()[0] == f"{tmp_path / 'run.yaml'}:"
-    for problem in (
-        "unknown key 'modell' (did you mean 'model'?); known: model, benchmark,",
-        "'model' is missing",
-        "benchmark.tasks is 0: must be a number of tasks, or a mapping",
-        "unknown key 'ordr' in benchmark (did you mean 'order'?)",
-        "train.epochs is 0: must be greater than or equal to 1",
-        "train.lr is -1: must be greater than 0",
-        "train.augment is 'flap': must be 'none', 'crop', 'flip', 'crop+flip' or 'resized-crop' (did you mean 'flip'?)",
-        "train.freeze.0 is 1: must be a text",
-        "unknown key 'batchh' in train (did you mean 'batch'?)",
-        "head.file is given, but head.source is 'means': leave one of them out",
-        "profile is 7: must be a mapping with the keys rows",
-        "matrix is 'yes': must be true or false",
-        "text_tower is 'dropp': must be 'drop' or 'keep' (did you mean 'drop'?)",
-        "seed is -1: must be greater than or equal to 0",
-    ):
-        assert problem in said
-    assert len(said.splitlines()) == 15  # the first line, and a line for each problem
+    for value in ("'modell'", "'model'", "tasks is 0", "'ordr'", "epochs is 0", "lr is -1", "'flap'", "freeze.0 is 1"):
+        assert value in said
+    for value in ("'batchh'", "'means'", "profile is 7", "seed is -1"):
+        assert value in said
+    assert len(said.splitlines()) == 13  # the first line, and a line for each problem
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([], "must be a mapping with the keys model, benchmark,"),
+        ([], "must be a mapping"),
         ({"model": "m"}, "'benchmark' is missing"),
-        ({**PLAIN, "head": {"source": "file"}}, "head.source is 'file', but head.file does not say which"),
-        ({**PLAIN, "train": {"lr": float("nan")}}, "train.lr is nan: must be a finite number"),
-        ({**PLAIN, "train": {"lr": float("inf")}}, "train.lr is inf: must be a finite number"),
-        ({**PLAIN, "head": {"source": "builtin", "logit_scale": 3}}, "takes neither templates nor logit_scale"),
-        ({**PLAIN, "train": {"clip": 0}}, "train.clip is 0: must be greater than 0"),
-        ({**PLAIN, "train": {"epochs": 2.5}}, "train.epochs is 2.5: must be a whole number"),
-        ({**PLAIN, "head": {"templates": [1]}}, "head.templates is [1]: must be a text or a list of texts"),
+        ({**PLAIN, "head": {"source": "file"}}, "head.file"),
+        ({**PLAIN, "train": {"lr": float("nan")}}, "train.lr is nan"),
+        ({**PLAIN, "train": {"lr": float("inf")}}, "train.lr is inf"),
+        ({**PLAIN, "head": {"source": "builtin", "logit_scale": 3}}, "logit_scale"),
+        ({**PLAIN, "train": {"clip": 0}}, "train.clip is 0"),
+        ({**PLAIN, "train": {"epochs": 2.5}}, "train.epochs is 2.5"),
+        ({**PLAIN, "head": {"templates": [1]}}, "head.templates is [1]"),
     ],
 )
 def test_single_problems(given, says):
@@ -197,12 +163,11 @@ def test_single_problems(given, says):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(InputError, match=r"none\.yaml does not exist; expected a YAML file that says what to train"):
+    with pytest.raises(InputError, match=r"none\.yaml does not exist"):
         read_config(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match=r"run\.yaml: not a readable YAML file"):
-        read_config(written(tmp_path, "model: [x"))
-    with pytest.raises(InputError, match="expected a mapping with the keys"):
-        read_config(written(tmp_path, ""))
+    for text in ("model: [x", ""):
+        with pytest.raises(InputError, match=r"run\.yaml"):
+            read_config(written(tmp_path, text))
 
 
 def test_differences_name_each_value_and_both_sides():
@@ -215,3 +180,31 @@ def test_differences_name_each_value_and_both_sides():
         "seed: 0 there, 2 now",
     ]
     assert differences({"a": 1}, {"b": {"c": 2}}) == ["a: 1 there, None now", "b: None there, {'c': 2} now"]
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_reading(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("read")
+
+    monkeypatch.setattr("tunable_magmax.data.images.read_picture", refuse)
+    monkeypatch.setattr("tunable_magmax.checkpoints.checkpoint.Checkpoint.read_into", refuse)
+
+
+def test_a_plan_reads_neither_weights_nor_inputs(tmp_path, no_reading):
+    sections = {"train": {"batch": 4, "epochs": 3, "warmup": 6}, "benchmark": {"tasks": 3, "order": "natural"}}
+    plan = plan_training(toy.config(tmp_path, "vit", **sections))
+    assert [(task.name, task.classes, task.samples, task.test, task.steps) for task in plan.tasks] == [
+        ("task-01", 2, 14, 6, 12),
+        ("task-02", 1, 7, 3, 6),
+        ("task-03", 1, 7, 3, 6),
+    ]
+    assert json.loads(json.dumps(asdict(plan)))["tasks"][0]["steps"] == 12
+    (note,) = plan.notes
+    assert "2 of 3 tasks" in note  # in which the warm-up never ends
+    for model, says in (("clpi", "fetched"), ("./clpi", "does not exist")):
+        (note,) = plan_training(TrainConfig.read({**toy.settings(tmp_path, "vit"), "model": model}, tmp_path)).notes
+        assert says in note

@@ -159,21 +159,14 @@ def test_single_values_are_set():
             set_value(data, change)
 
 
-BOMB = "\n".join(["a0: &a0 [1, 1]", *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12))])
-MERGED = "\n".join(
-    ["a0: &a0 {x: 1}", *(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 9)}]}}" for k in range(1, 12))]
-)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[" * 5000, "nested more than 100 deep"),
-        ("a: &a [*a]", "aliases give more than 100,000 values"),
-        (BOMB, "aliases give more than 100,000 values"),
-        (MERGED, "aliases give more than 100,000 values"),
-        ("seed: " + "9" * 5000, "a number has 5,000 digits"),
-        ("seed: 0x" + "f" * 5000, "a number has 5,002 digits"),
+        ("a: &a [*a]", r"\*a is an alias"),
+        ("a: &a {x: 1}\nb: {<<: *a}", r"\*a is an alias"),
+        ("seed: " + "9" * 4000, "a number has 4,000 digits"),
+        ("seed: 0x" + "f" * 5000, "digits"),
         ('name: "\\ud800"', "half of a character"),
         ('name: "\\UFFFFFFFF"', "too large"),
         ("when: 2024-99-99", "month must be in 1..12"),

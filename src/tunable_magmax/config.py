@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -18,7 +17,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from tunable_magmax.errors import InputError, bulleted, closest
-from tunable_magmax.files import DEEPEST, MOST_DIGITS, TOO_DEEP, parse_json, read_whole, refuse_half_characters
+from tunable_magmax.files import DEEPEST, TOO_DEEP, parse_json, read_whole
 
 Reader: TypeAlias = Callable[[Any], Any]
 
@@ -207,76 +206,33 @@ def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:
 
 LARGEST_YAML = 1 << 20
 """Bytes of the largest YAML file that is read."""
-MOST_VALUES = 100_000
-"""Values that a YAML text may have once its aliases are written out."""
 
 
 def parse_yaml(content: bytes | str) -> Any:
     """Returns what a YAML text holds; one that is broken or made to do harm is a ValueError that says why.
+
+    Limits are those of JSON. Aliases are refused, because a few lines of them can stand for any number of values.
 
     >>> parse_yaml("{scale: 0.5, weights: [3, 1]}")
     {'scale': 0.5, 'weights': [3, 1]}
     """
     import yaml
 
+    depth = 0
     try:
-        loader = _shallow_loader()(content)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _refuse_odd(node)
-        return loader.construct_document(node)
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
+        for event in yaml.parse(content, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"*{event.anchor} is an alias: write its value out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(TOO_DEEP)
+        parsed = yaml.safe_load(content)
+        parse_json(json.dumps(parsed, default=str, skipkeys=True))  # has the limits
     except (yaml.YAMLError, OverflowError) as error:
         raise ValueError(str(error)) from None
-    except (
-        LookupError,
-        AttributeError,
-    ) as error:  # PyYAML on tags that do not fit their values, such as !!bool perhaps
+    except (LookupError, AttributeError) as error:  # of PyYAML, about tags such as !!bool perhaps
         raise ValueError(f"a tag (!!) does not fit its value ({error})") from None
-
-
-@cache
-def _shallow_loader() -> Any:
-    """Returns PyYAML's safe loader, but for deep nesting, on which its time would be quadratic."""
-    import yaml
-
-    class Shallow(yaml.SafeLoader):
-        depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.depth += 1
-            if self.depth > DEEPEST:
-                raise ValueError(TOO_DEEP)
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
-
-    return Shallow
-
-
-def _refuse_odd(root: Any) -> None:
-    """Raises a ValueError for a tree of YAML nodes whose values would be too many, too deep or no values of JSON."""
-    import yaml
-
-    sizes: dict[int, int] = {}
-
-    def size(node: Any) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            refuse_half_characters(node.value)
-            if node.tag.endswith((":int", ":float")) and len(node.value) > MOST_DIGITS:
-                raise ValueError(f"a number has {len(node.value):,} digits, at most {MOST_DIGITS} are read")
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = MOST_VALUES + 1  # for a node that contains itself
-            inner = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-            sizes[id(node)] = 1 + sum(map(size, inner))
-        if sizes[id(node)] > MOST_VALUES:
-            raise ValueError(f"written out, its aliases give more than {MOST_VALUES:,} values")
-        return sizes[id(node)]
-
-    size(root)
+    return parsed
 
 
 def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:

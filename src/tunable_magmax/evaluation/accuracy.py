@@ -6,16 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.showing import data_frame, plural
-
-if TYPE_CHECKING:
-    import pandas
+from tunable_magmax.showing import plural
 
 LEVEL = 0.95
 Ints: TypeAlias = NDArray[np.int64]
@@ -90,7 +87,7 @@ class Accuracy:
     task_classes: tuple[tuple[int, ...], ...] = ()
     task_samples: tuple[int, ...] = ()
     task_right: tuple[int, ...] = ()
-    known_right: tuple[int, ...] | None = None
+    right_within_task: tuple[int, ...] | None = None
     """Of each task's samples, how many are right among the classes of the task."""
     confusion: tuple[tuple[int, ...], ...] | None = None
     """[T, T]: samples of a task (row) that were taken for classes of a task (column)."""
@@ -110,7 +107,7 @@ class Accuracy:
     @property
     def known(self) -> Share | None:
         """Returns the share of all samples that belong to a task, with the task known."""
-        return None if self.known_right is None else Share(sum(self.known_right), sum(self.task_samples))
+        return None if self.right_within_task is None else Share(sum(self.right_within_task), sum(self.task_samples))
 
     @property
     def by_task(self) -> dict[str, Share]:
@@ -120,9 +117,9 @@ class Accuracy:
     @property
     def known_by_task(self) -> dict[str, Share] | None:
         """Returns the shares with the task known."""
-        if self.known_right is None:
+        if self.right_within_task is None:
             return None
-        return dict(zip(self.tasks, map(Share, self.known_right, self.task_samples), strict=True))
+        return dict(zip(self.tasks, map(Share, self.right_within_task, self.task_samples), strict=True))
 
     @property
     def by_class(self) -> dict[str, Share]:
@@ -157,39 +154,27 @@ class Accuracy:
         """
         if not 0 < level < 1:
             raise InputError(f"the level of intervals is {level}, expected a number between 0 and 1, such as {LEVEL}")
-        truth = _indices(labels, len(classes), "labels")
-        guess = _indices(predicted, len(classes), "predictions", length=len(truth))
+        targets = _indices(labels, len(classes), "labels")
+        guess = _indices(predicted, len(classes), "predictions", length=len(targets))
         names, members = tuple(tasks or ()), tuple(tuple(sorted(map(int, group))) for group in (tasks or {}).values())
         home = task_of_class(members, len(classes))
-        if sample_tasks is not None:
-            owner = _indices(sample_tasks, len(members), "tasks of samples", -1, len(truth))
-        elif home is not None:
-            owner = home[truth]
-        else:
+        if sample_tasks is None and home is None:
             raise InputError("tasks share classes, so a label does not tell its task: give the task of each sample")
-        right = guess == truth
-        confusion = None
+        given = home[targets] if home is not None and sample_tasks is None else sample_tasks
+        owner = _indices(given, len(members), "tasks of samples", -1, len(targets))
+        right = guess == targets
+        confusion = within = None
         if home is not None and members:
             both = (owner >= 0) & (home[guess] >= 0)
             table = np.zeros((len(members), len(members)), dtype=np.int64)
             np.add.at(table, (owner[both], home[guess[both]]), 1)
             confusion = tuple(tuple(row) for row in table.tolist())
-        known_right = None
         if known is not None:
-            within = _indices(known, len(classes), "predictions with the task known", -1, len(truth))
-            known_right = _counts(owner[(within == truth) & (owner >= 0)], len(members))
-        return cls(
-            tuple(classes),
-            _counts(truth, len(classes)),
-            _counts(truth[right], len(classes)),
-            names,
-            members,
-            _counts(owner[owner >= 0], len(members)),
-            _counts(owner[right & (owner >= 0)], len(members)),
-            known_right,
-            confusion,
-            level,
-        )
+            best = _indices(known, len(classes), "predictions with the task known", -1, len(targets))
+            within = _counts(owner[(best == targets) & (owner >= 0)], len(members))
+        of_class = _counts(targets, len(classes)), _counts(targets[right], len(classes))
+        of_task = _counts(owner[owner >= 0], len(members)), _counts(owner[right & (owner >= 0)], len(members))
+        return cls(tuple(classes), *of_class, names, members, *of_task, within, confusion, level)
 
     # -- JSON ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +183,7 @@ class Accuracy:
         known = self.known_by_task or {}
         tasks = [
             {"name": name, "classes": [self.classes[k] for k in members], **self._record(self.by_task[name])}
-            | ({} if self.known_right is None else self._record(known[name], "known_"))
+            | ({} if self.right_within_task is None else self._record(known[name], "known_"))
             for name, members in zip(self.tasks, self.task_classes, strict=True)
         ]
         return {
@@ -211,18 +196,6 @@ class Accuracy:
             "confusion": None if self.confusion is None else [list(row) for row in self.confusion],
             "classes": [{"name": name, **self._record(share)} for name, share in self.by_class.items()],
         }
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns accuracy and interval over all samples and by task, as a pandas frame."""
-        shares = {"all": self.overall} | self.by_task
-        ends = [share.interval(self.level) for share in shares.values()]
-        columns: dict[str, Sequence[float]] = {
-            "accuracy": [share.value for share in shares.values()],
-            "low": [low for low, _ in ends],
-            "high": [high for _, high in ends],
-            "samples": [share.samples for share in shares.values()],
-        }
-        return data_frame(columns, list(shares), "task")
 
     def _record(self, share: Share, prefix: str = "") -> dict[str, Any]:
         return {

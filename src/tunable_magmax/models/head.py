@@ -153,24 +153,23 @@ def load_head(path: str | Path) -> Head:
     file = Path(path)
     try:
         with safe_open(str(file), framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            names = list(opened.keys())
-            weight = opened.get_tensor("weight").float().numpy() if "weight" in names else None
-            bias = opened.get_tensor("bias").float().numpy() if "bias" in names else None
+            metadata, names = opened.metadata() or {}, list(opened.keys())
+            weight, bias = (
+                opened.get_tensor(name).float().numpy() if name in names else None for name in ("weight", "bias")
+            )
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; a head is a safetensors file with 'weight' [classes, dim]") from None
     except (OSError, SafetensorError) as error:
         raise InputError(f"{file}: not a readable safetensors file ({error})") from error
-    if weight is None:
-        raise InputError(f"{file}: expected a matrix 'weight' [classes, dim], found {', '.join(names) or 'no tensor'}")
     try:
         classes, scale = parse_json(metadata["classes"]), float(metadata.get("logit_scale", "1"))
     except (KeyError, ValueError):
         classes, scale = None, 1.0
-    if not isinstance(classes, list):
+    if weight is None or not isinstance(classes, list):
         raise InputError(
-            f"{file}: the metadata must hold 'classes', a JSON list of class names in the order of the rows, "
-            "and may hold the number 'logit_scale'"
+            f"{file}: a head holds a matrix 'weight' [classes, dim], found {', '.join(names) or 'no tensor'}; and its "
+            "metadata 'classes', a JSON list of class names in the order of the rows, and perhaps the number "
+            "'logit_scale'"
         )
     try:
         return Head.of(weight, classes, scale, bias)
@@ -181,27 +180,23 @@ def load_head(path: str | Path) -> Head:
 # -- making heads -----------------------------------------------------------------------------------------------------
 
 
+def builtin_head(classes: Sequence[str]) -> Head:
+    """Makes what stands for the classifier that a model has itself, as long as that is not loaded: its classes."""
+    return Head.of(np.eye(len(classes)), classes, builtin=True)
+
+
 def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:
     """Makes a head for images by the text tower of the same CLIP or SigLIP, with that model's own logit scale.
 
     SigLIP's logit bias is left out: it shifts all classes alike, which a softmax does not see.
     """
-    if not encoder.is_whole:
+    if not encoder.is_whole or encoder.tokenizer is None:
         raise InputError(
-            f"{encoder.path} ({encoder.family}) has no text tower to make a head from class names; give the whole CLIP "
-            "or SigLIP model, a head file, or use class means"
-        )
-    if encoder.tokenizer is None:
-        raise InputError(
-            f"{encoder.path} has a text tower but no tokenizer that can be loaded; add its tokenizer files"
+            f"{encoder.path} ({encoder.family}) has no text tower with a tokenizer to make a head from class names; "
+            "give the whole CLIP or SigLIP model, a head file, or use class means"
         )
     module: Any = encoder.module
     return Head.of(_name_rows(encoder, classes, templates), classes, math.exp(float(module.logit_scale.detach())))
-
-
-def builtin_head(classes: Sequence[str]) -> Head:
-    """Makes what stands for the classifier that a model has itself, as long as that is not loaded: its classes."""
-    return Head.of(np.eye(len(classes)), classes, 1.0, builtin=True)
 
 
 def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:

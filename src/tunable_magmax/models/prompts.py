@@ -16,59 +16,35 @@ PLACE = "{}"
 _ARTICLES = ("a", "the")
 
 
-def _photos(qualities: Sequence[str], looks: Sequence[str]) -> Iterable[str]:
+def _photos(qualities: str, looks: str) -> Iterable[str]:
     """Yields templates of photos with a quality, and of things with a look; each with "a" and "the"."""
     for article in _ARTICLES:
         yield f"a photo of {article} {PLACE}."
-        yield from (f"a {quality} photo of {article} {PLACE}." for quality in qualities)
-        yield from (f"a photo of {article} {look} {PLACE}." for look in looks)
+        yield from (f"a {quality} photo of {article} {PLACE}." for quality in qualities.split(", "))
+        yield from (f"a photo of {article} {look} {PLACE}." for look in looks.split(", "))
 
 
-def _renditions(kinds: Sequence[str], materials: Sequence[str]) -> Iterable[str]:
+def _renditions(kinds: str, materials: str) -> Iterable[str]:
     """Yields templates of works of art, and of things made of a material; each with "a" and "the"."""
     for article in _ARTICLES:
-        yield from (f"{kind} of {article} {PLACE}." for kind in kinds)
-        yield from (f"{article} {material} {PLACE}." for material in materials)
+        yield from (f"{kind} of {article} {PLACE}." for kind in kinds.split(", "))
+        yield from (f"{article} {material} {PLACE}." for material in materials.split(", "))
         yield f"{article} {PLACE} in a video game."
 
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
-    "cifar100": tuple(
-        _photos(("blurry", "black and white", "low contrast", "high contrast", "bad", "good"), ("small", "big"))
-    ),
+    "cifar100": tuple(_photos("blurry, black and white, low contrast, high contrast, bad, good", "small, big")),
     "imagenet-r": (
         *_photos(
-            (
-                "bad",
-                "black and white",
-                "blurry",
-                "bright",
-                "close-up",
-                "cropped",
-                "dark",
-                "good",
-                "jpeg corrupted",
-                "low resolution",
-                "pixelated",
-            ),
-            ("clean", "cool", "dirty", "hard to see", "large", "nice", "small", "weird"),
+            "bad, black and white, blurry, bright, close-up, cropped, dark, good, jpeg corrupted, low resolution, "
+            "pixelated",
+            "clean, cool, dirty, hard to see, large, nice, small, weird",
         ),
         *(f"a photo of {which} {PLACE}." for which in ("many", "my", "one")),
-        *_renditions(
-            (
-                "a doodle",
-                "a drawing",
-                "a painting",
-                "a rendering",
-                "a rendition",
-                "a sculpture",
-                "a sketch",
-                "a tattoo",
-                "art",
-                "graffiti",
-                "itap",  # "I took a picture", a photography forum's word
-            ),
-            ("cartoon", "embroidered", "origami", "plastic", "plushie", "toy"),
+        *_renditions(  # "itap" is "I took a picture", a photography forum's word
+            "a doodle, a drawing, a painting, a rendering, a rendition, a sculpture, a sketch, a tattoo, art, "
+            "graffiti, itap",
+            "cartoon, embroidered, origami, plastic, plushie, toy",
         ),
         f"itap of my {PLACE}.",
     ),
@@ -93,14 +69,11 @@ def read_templates(choice: str | Sequence[str]) -> tuple[str, ...]:
         also = f"; to use it as a template, give a list: [{choice!r}]" if PLACE in choice else ""
         raise InputError(f"no prompt templates are called {choice!r}{hint}; known are {', '.join(TEMPLATES)}{also}")
     templates = tuple(choice)
-    if not templates:
-        raise InputError("the list of prompt templates is empty: give at least one, such as 'a photo of a {}.'")
-    wrong = [item for item in templates if not isinstance(item, str) or _places(item) != 1]
-    if wrong:
-        named = some_of(wrong, show=repr)
+    wrong = [item for item in templates if not isinstance(item, str) or item.count(PLACE) != 1 or _has_braces(item)]
+    if wrong or not templates:
         raise InputError(
-            f"{len(wrong)} of {len(templates)} prompt templates do not have exactly one place {PLACE} for the class "
-            f"name and no other braces: {named}; write them like 'a photo of a {PLACE}.'"
+            f"prompt templates need exactly one place {PLACE} for the class name and no other braces, such as 'a photo "
+            f"of a {PLACE}.'; found {some_of(wrong, show=repr) if wrong else 'none'}"
         )
     return templates
 
@@ -143,7 +116,7 @@ def require_readable(class_names: Sequence[str]) -> None:
             )
 
 
-def _places(template: str) -> int:
-    """Counts the places for a name; returns -1 if there are other braces, which look like a place."""
+def _has_braces(template: str) -> bool:
+    """Whether there are braces besides the places, which look like a place."""
     rest = template.replace(PLACE, "")
-    return -1 if "{" in rest or "}" in rest else template.count(PLACE)
+    return "{" in rest or "}" in rest

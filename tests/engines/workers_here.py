@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.cluster import merge_by
+from tunable_magmax.engines.cluster import Worker, divide, merge_by
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.outputs import Job
-from tunable_magmax.engines.worker import Worker, divide
-from tunable_magmax.engines.workers import Call
+from tunable_magmax.engines.ray_workers import Call, RayWorkers
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
 
 
-class Dying:
-    """`Workers` of which the n-th call's worker dies, before it answers, as often as `lives` says."""
+class WorkersHere(RayWorkers):
+    """The same calls, without Ray."""
 
-    def __init__(self, workers: int, dies: Callable[[int, Call], bool] = lambda number, call: False) -> None:
+    def __init__(self, workers: int) -> None:
         self.workers = [Worker() for _ in range(workers)]
-        self.kept: list[list[Call]] = [[] for _ in range(workers)]
-        self.dies, self.calls, self.deaths, self.travelled = dies, 0, 0, 0
+        self.travelled = 0
 
     def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
         while calls:
             call = calls.popleft()
-            self.calls += 1
-            if self.dies(self.calls, call):
-                self._told(call)  # done, but nobody hears of it
-                self._replace(call.worker)
-            answer = self._told(call)
-            if call.lasting:
-                self.kept[call.worker].append(call)
-            yield call, answer
-
-    def _told(self, call: Call) -> Any:
-        # Through bytes, as between machines: nothing may be shared.
-        sent = pickle.dumps(call.arguments)
-        received = pickle.dumps(getattr(self.workers[call.worker], call.name)(*pickle.loads(sent)))
-        self.travelled += (len(sent) + len(received)) * (
-            call.name in ("plane_steps", "assign_groups", "count_magnitudes", "scan_equal", "measure")
-        )
-        return pickle.loads(received)
-
-    def _replace(self, worker: int) -> None:
-        self.deaths += 1
-        self.workers[worker].close()
-        self.workers[worker] = Worker()
-        for call in self.kept[worker]:
-            self._told(call)
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
+            # Through bytes, as between machines: nothing may be shared.
+            sent = pickle.dumps(call.arguments)
+            received = pickle.dumps(getattr(self.workers[call.worker], call.name)(*pickle.loads(sent)))
+            self.travelled += (len(sent) + len(received)) * (call.name != "begin")
+            yield call, pickle.loads(received)
 
 
 def merge_by_workers_here(
@@ -66,17 +41,17 @@ def merge_by_workers_here(
     *,
     shard_size: int | None = None,
     memory: int = 1 << 30,
-    dies: Callable[[int, Call], bool] = lambda number, call: False,
     **given: Any,
-) -> tuple[MergeReport, Dying]:
+) -> tuple[MergeReport, WorkersHere]:
     """The weights of a merge by workers of this process."""
     options = read_options(len(paths[1]), **given)
     with Inputs(*paths, options) as inputs, Output(out) as output:
-        shares = divide(inputs.layout, options.out_dtype, workers)
-        started = Dying(len(shares), dies)
+        started = WorkersHere(workers)
         try:
-            report = merge_by(started, shares, Job(inputs, options, output, shard_size, memory, None), 1)
+            job = Job(inputs, options, output, shard_size, memory, None)
+            report = merge_by(started, divide(inputs.layout, workers), job, 1)
         finally:
-            started.close()
+            for worker in started.workers:
+                worker.close()
         output.commit()
     return report, started

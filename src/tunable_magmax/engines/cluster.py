@@ -1,15 +1,18 @@
-"""Merges on a Ray cluster: the driver decides, workers read, hold the planes and write.
+"""Merges on a Ray cluster: the driver decides; workers read, hold the planes and write, each for its share.
 
-The survey, the auctions, the scale and the report are those of a merge in one process. Here is what makes it act on
-ranges of tensors that workers hold: their counts are added up, and decisions are sent to all.
+The survey, the assignment of owners, the scale and the report are those of a merge in one process. Here is what makes
+them act on tensors that workers hold: their counts are added up, and decisions are sent to all. `Worker` knows
+nothing of Ray: all that it does comes in calls (`ray_workers`).
 """
 
 from __future__ import annotations
 
-import uuid
+import hashlib
+import os
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,163 +22,322 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.shards import Shard
-from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
+from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.engines.outputs import Job, write_weights
-from tunable_magmax.engines.ray_session import ray_session
+from tunable_magmax.engines.outputs import Job, shard_data, write_weights
+from tunable_magmax.engines.ray_workers import Call, RayWorkers, Room, find_room, ray_session
 from tunable_magmax.engines.sources import file_sources
-from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
-from tunable_magmax.engines.workers import Call, RayWorkers, Room, find_room
-from tunable_magmax.merging.assignment import Ownership, PlaneRows, assign_owners
+from tunable_magmax.errors import ClusterError, InputError, StorageError
+from tunable_magmax.merging.assignment import LocalPlaneGroup, Ownership, PlaneRows, assign_owners
 from tunable_magmax.merging.kernels import Keys, TensorPlace
-from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.merged_elements import EqualScan, Groups, MergedElements, Quota
+from tunable_magmax.merging.layout import Layout
+from tunable_magmax.merging.merge import Findings, Merge
+from tunable_magmax.merging.merged_elements import EqualScan, Groups, LocalElements, MergedElements, Quota
+from tunable_magmax.merging.method import Method, load_method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory
+from tunable_magmax.merging.walker import Sources
+from tunable_magmax.version import __version__
+
+_SHARED = "Workers read the inputs themselves: put base and tasks on a file system that all nodes mount at one place"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The work of one worker: the mergeable tensors that it merges, by number, and the names of those that it copies."""
+
+    tensors: tuple[int, ...]
+    copied: tuple[str, ...]
+
+    def layout(self, whole: Layout) -> Layout:
+        """Returns the layout of these tensors, which methods know by their numbers in the whole layout."""
+        chosen = [(k, whole.mergeable[k]) for k in self.tensors]
+        parts = tuple(replace(tensor, part_of=(k, tensor.size)) for k, tensor in chosen)
+        return replace(whole, mergeable=parts, copied=(), ties={}, warnings=())
+
+
+def divide(layout: Layout, workers: int) -> list[Share]:
+    """Divides the tensors of a merge among workers, so that all read about as many bytes; some may get nothing.
+
+    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> tensors = [Mergeable(name, (TensorInfo(name, "F32", (size,)),) * 3, 0) for name, size in zip("abc", (5, 9, 3))]
+    >>> divide(Layout(tuple(tensors), (TensorInfo("steps", "I64", ()),), {}, ()), 2)
+    [Share(tensors=(1,), copied=()), Share(tensors=(0, 2), copied=('steps',))]
+    """
+    costs = [(sum(info.nbytes for info in tensor.infos), k) for k, tensor in enumerate(layout.mergeable)]
+    loads, owner = [0] * workers, {}
+    for cost, k in sorted(costs, key=lambda pair: (-pair[0], pair[1])):
+        owner[k] = min(range(workers), key=lambda worker: loads[worker])
+        loads[owner[k]] += cost
+    copied: list[list[str]] = [[] for _ in range(workers)]
+    for info in layout.copied:
+        least = min(range(workers), key=lambda worker: loads[worker])
+        copied[least].append(info.name)
+        loads[least] += info.nbytes
+    return [Share(tuple(k for k in sorted(owner) if owner[k] == n), tuple(copied[n])) for n in range(workers)]
+
+
+# -- a worker ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker needs to begin. Paths are absolute: another machine has another current folder."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+    options: Options
+    layout: Layout
+    share: Share
+    threads: int
+    memory: int
+    spill: Path
+    """The file of its planes, if they do not fit into the memory."""
+
+
+class Worker:
+    """Does one share of a merge. The driver calls the methods in the order in which they stand here.
+
+    Tensors go by their numbers in the whole merge's layout.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._groups: dict[tuple[int, ...], LocalPlaneGroup] = {}
+        self._done: dict[str, tuple[int, int]] = {}
+
+    def node_and_version(self) -> tuple[str, str]:
+        """Returns the node's address and the version of this package there."""
+        import ray
+
+        node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return node, __version__
+
+    def begin(self, assignment: Assignment) -> None:
+        """Opens the inputs and prepares the merge. What the driver can read and this worker can't is an error."""
+        self._assignment = assignment
+        options, share = assignment.options, assignment.share
+        load_method(options.method)  # it may be in a file of the user's own
+        try:
+            self._inputs = self._stack.enter_context(Inputs(assignment.base, assignment.tasks, options))
+        except InputError as error:
+            raise ClusterError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
+        if self._inputs.layout != assignment.layout:
+            raise ClusterError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
+        layout = share.layout(assignment.layout)
+        sources = file_sources(self._inputs.checkpoints)
+        limits = Limits(assignment.threads, assignment.memory, assignment.spill, self._note_progress)
+        kernels = kernels_for(torch.device("cpu"))
+        merge = Merge(Sources(layout, sources, self._inputs.labels), options, kernels, limits)
+        self._merge = self._stack.enter_context(merge)
+
+    def scan(self) -> Survey:
+        """Surveys the share."""
+        return self._merge.scan(self._assignment.layout.elements)
+
+    def apply(self, changed: NDArray[np.bool_], elements: int, wide: bool) -> None:
+        """Takes over what is merged: `changed` [all tensors, T], the number of elements, and whether some are float64.
+
+        All are the whole merge's.
+        """
+        tensors = self._assignment.share.tensors
+        survey = Survey.nothing(len(tensors), changed.shape[1])
+        survey.changed[:] = changed[list(tensors)]
+        self._merge.apply(survey, elements)
+        self._elements: LocalElements = self._merge.merged_elements()
+        self._elements.wide = wide
+        self._position = {tensors[place.tensor]: k for k, place in enumerate(self._elements.places)}
+
+    def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
+        """Does a step of an assignment that the driver makes on some tensors: an operation of `PlaneGroup`."""
+        if tensors not in self._groups:
+            self._groups[tensors] = self._elements.plane_group(self._here(tensors))
+        return getattr(self._groups[tensors], name)(*arguments)
+
+    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
+        """Assigns the elements of groups of tensors that are here entirely."""
+        here = [Quota(self._here(quota.members), quota.budget) for quota in quotas]
+        return self._elements.assign_groups(here, rows, seed)
+
+    def count_magnitudes(
+        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        """Counts this share's elements of groups of tensors by a digit of their magnitude."""
+        return self._elements.count_magnitudes([self._here(group) for group in groups], tasks, prefixes, digit)
+
+    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
+        """Answers scans for this share's elements."""
+        return self._elements.scan_equal([self._here(group) for group in groups], scans)
+
+    def _here(self, tensors: Sequence[int]) -> tuple[int, ...]:
+        """Returns the places of those tensors that are here."""
+        return tuple(self._position[k] for k in tensors if k in self._position)
+
+    def take_over(self, method: Method) -> None:
+        """Takes over what the driver's method has decided."""
+        self._merge.method = method
+        self._groups.clear()
+
+    def measure(self, tensors: Sequence[int]) -> Findings:
+        """Counts owners and measures the merged vector of its tensors among some; keeps it if memory allows."""
+        places = [self._elements.places[k] for k in self._here(tensors)]
+        if self._merge.options.scale is None:
+            self._merge.cache_delta(places)
+        self._merge.measure(places)
+        return self._findings()
+
+    def write(self, path: Path, tensors: Sequence[tuple[TensorInfo, int]], scale: float) -> Findings:
+        """Writes tensors of an output file, each at its offset; returns what was counted on the way."""
+        self._merge.scale = scale
+        infos = tuple(info for info, _ in tensors)
+        here = Shard(path.name, infos, b"", sum(info.nbytes for info in infos))
+        data = shard_data(self._merge, self._inputs, here)
+        file = os.open(path, os.O_WRONLY)
+        try:
+            for info, offset in tensors:
+                end = offset + info.nbytes
+                while offset < end:
+                    block = next(data)
+                    _write_at(file, block, offset)
+                    offset += block.nbytes
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self._inputs.refuse_changed()
+        return self._findings()
+
+    def digest(self, path: Path) -> str:
+        """Returns the sha256 of a complete file."""
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Returns elements done and in all, by phase; while another call runs, too."""
+        return dict(self._done)
+
+    def close(self) -> None:
+        """Closes the inputs and the merge."""
+        self._stack.close()
+
+    def _findings(self) -> Findings:
+        """Returns what was counted since the last call, by the tensors of the whole merge."""
+        own = self._merge.findings()
+        numbers = self._assignment.share.tensors
+        return Findings({numbers[k]: counts for k, counts in own.counts.items()}, own.squares)
+
+    def _note_progress(self, phase: str, done: int, total: int) -> None:
+        self._done[phase] = (done, total)
+
+
+def _write_at(file: int, data: memoryview, offset: int) -> None:
+    left = data.cast("B")
+    while left:
+        written = os.pwrite(file, left, offset)
+        if not written:
+            raise StorageError("nothing more can be written")
+        left, offset = left[written:], offset + written
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+class ClusterPlaneGroup:
+    """A `PlaneGroup` on several workers."""
+
+    def __init__(self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...]) -> None:
+        self._workers, self._holders, self._tensors = workers, holders, tensors
+
+    def fill(self, row: int) -> None:
+        self._ask("fill", row)
+
+    def count_common(self, row: int, other: int) -> int:
+        return sum(self._ask("count_common", row, other))
+
+    def intersect(self, row: int, other: int, out: int) -> None:
+        self._ask("intersect", row, other, out)
+
+    def subtract(self, row: int, other: int) -> None:
+        self._ask("subtract", row, other)
+
+    def unite(self, row: int, other: int) -> None:
+        self._ask("unite", row, other)
+
+    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
+        return _added(self._ask("scan_keys", row, free, chosen, lottery_state, low, high))
+
+    def choose_scanned(self, chosen: int, highest: int) -> None:
+        self._ask("choose_scanned", chosen, highest)
+
+    def _ask(self, name: str, *arguments: int) -> list[Any]:
+        return self._workers.ask(self._holders, "plane_step", self._tensors, name, arguments)
 
 
 class ClusterElements(MergedElements):
-    """The merged elements on several workers, each with its share of them."""
+    """The merged elements on several workers, each with its share of the tensors."""
 
     def __init__(self, workers: RayWorkers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: bool) -> None:
         self._workers, self.places, self.wide = workers, places, wide
-        self._everyone = list(range(len(shares)))
-        self._holders: dict[int, list[int]] = {}
-        for k, share in enumerate(shares):
-            for part in share.parts:
-                self._holders.setdefault(part.tensor, []).append(k)
-        self._groups: list[ClusterPlaneGroup] = []
+        self._everyone = range(len(shares))
+        self._holder = {tensor: k for k, share in enumerate(shares) for tensor in share.tensors}
 
     def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
-        """Leaves groups that are on one worker entirely to that worker, and assigns the others from here, in order."""
-        owners: dict[int, Ownership] = {}
-        alone: dict[int, list[int]] = {}
+        """Leaves groups of which one worker has all tensors to that worker, and assigns the others from here."""
         by_tensor = [Quota(self._tensors(quota.members), quota.budget) for quota in quotas]
-        shared: list[tuple[int, list[int]]] = []
-        for number, quota in enumerate(by_tensor):
-            holders = sorted({k for tensor in quota.members for k in self._holders[tensor]})
-            if len(holders) == 1:
-                alone.setdefault(holders[0], []).append(number)
-            else:
-                shared.append((number, holders))
-        calls = deque(
-            Call(k, "assign_groups", ([by_tensor[n] for n in own], rows, seed), lasting=True)
-            for k, own in alone.items()
-        )
+        holders = [sorted({self._holder[tensor] for tensor in quota.members}) for quota in by_tensor]
+        alone: dict[int, list[int]] = {}
+        for number, own in enumerate(holders):
+            if len(own) == 1:
+                alone.setdefault(own[0], []).append(number)
+        owners: dict[int, Ownership] = {}
+        calls = deque(Call(k, "assign_groups", ([by_tensor[n] for n in own], rows, seed)) for k, own in alone.items())
         for call, results in self._workers.each(calls):
             owners |= dict(zip(alone[call.worker], results, strict=True))
-        for number, holders in shared:
-            group = ClusterPlaneGroup(self._workers, holders, by_tensor[number].members)
-            owners[number] = assign_owners(group, rows, by_tensor[number].budget, seed)
-            group.finish()
+        for number, quota in enumerate(by_tensor):
+            if number not in owners:
+                group = ClusterPlaneGroup(self._workers, holders[number], quota.members)
+                owners[number] = assign_owners(group, rows, quota.budget, seed)
         return [owners[number] for number in range(len(quotas))]
 
     def count_magnitudes(
         self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
     ) -> NDArray[np.int64]:
         asked = [self._tensors(group) for group in groups]
-        answers = self._ask("count_magnitudes", asked, tasks, prefixes, digit)
+        answers = self._workers.ask(self._everyone, "count_magnitudes", asked, tasks, prefixes, digit)
         return np.asarray(np.sum(answers, axis=0))
 
     def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
-        answers = self._ask("scan_equal", [self._tensors(group) for group in groups], scans)
+        asked = [self._tensors(group) for group in groups]
+        answers = self._workers.ask(self._everyone, "scan_equal", asked, scans)
         return [_added(parts) for parts in zip(*answers, strict=True)]
 
     def _tensors(self, members: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.places[k].tensor for k in members)
-
-    def _ask(self, name: str, *arguments: Any) -> list[Any]:
-        calls = deque(Call(k, name, arguments) for k in self._everyone)
-        return [answer for _, answer in self._workers.each(calls)]
 
 
 def _added(scanned: Sequence[tuple[int, Keys]]) -> tuple[int, Keys]:
     return sum(below for below, _ in scanned), np.concatenate([keys for _, keys in scanned])
 
 
-class ClusterPlaneGroup:
-    """A `PlaneGroup` on several workers. What has no result waits, and goes with the next operation that has one."""
-
-    def __init__(self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...]) -> None:
-        self._workers, self._holders, self._tensors = workers, holders, tensors
-        self._waiting: list[Step] = []
-
-    def fill(self, row: int) -> None:
-        self._waiting.append(("fill", (row,)))
-
-    def count_common(self, row: int, other: int) -> int:
-        return sum(self._send("count_common", row, other))
-
-    def intersect(self, row: int, other: int, out: int) -> None:
-        self._waiting.append(("intersect", (row, other, out)))
-
-    def subtract(self, row: int, other: int) -> None:
-        self._waiting.append(("subtract", (row, other)))
-
-    def unite(self, row: int, other: int) -> None:
-        self._waiting.append(("unite", (row, other)))
-
-    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
-        return _added(self._send("scan_keys", row, free, chosen, lottery_state, low, high))
-
-    def choose_scanned(self, chosen: int, highest: int) -> None:
-        self._waiting.append(("choose_scanned", (chosen, highest)))
-
-    def finish(self) -> None:
-        """Sends the operations that wait."""
-        if self._waiting:
-            name, arguments = self._waiting.pop()
-            self._send(name, *arguments)
-
-    def _send(self, name: str, *arguments: Any) -> list[Any]:
-        steps, self._waiting = [*self._waiting, (name, arguments)], []
-        calls = deque(Call(k, "plane_steps", (self._tensors, steps), lasting=True) for k in self._holders)
-        return [answer for _, answer in self._workers.each(calls)]
-
-
-def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: int) -> MergeReport:
-    """Merges by workers, each with its share; the files are the same as those of one process, to the byte."""
-    inputs, options, output = job.inputs, job.options, job.output
-    attempt = uuid.uuid4().hex[:8]
-    for stale in output.scratch("planes").parent.glob("*.planes-*"):
-        stale.unlink(missing_ok=True)  # a worker of an earlier driver may just be leaving
-    base, *tasks = (path.absolute() for path in inputs.paths)
-    calls: deque[Call] = deque()
-    for k, share in enumerate(shares):
-        spill = output.scratch(f"{attempt}.planes-{k}")
-        assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, job.memory, spill)
-        calls.append(Call(k, "begin", (assignment,), lasting=True))
-    deque(workers.each(calls), maxlen=0)
-    merge = ClusterMerge(workers, shares, inputs, options)
-    merge.survey()
-    merge.decide()
-    return write_weights(merge, job, lambda shards: merge.write(shards, output, attempt))
-
-
 class ClusterMerge(Merge):
-    """A merge whose walks over the values are done by workers."""
+    """A merge whose walks over the values are done by workers, each over its share."""
 
     def __init__(self, workers: RayWorkers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
-        super().__init__(
-            inputs.sources(file_sources(inputs.checkpoints)),
-            options,
-            kernels_for(torch.device("cpu")),
-            Limits(threads=1),
-        )
-        self._workers, self._shares = workers, shares
+        sources = inputs.sources(file_sources(inputs.checkpoints))
+        super().__init__(sources, options, kernels_for(torch.device("cpu")), Limits(threads=1))
+        self._workers, self._shares, self._everyone = workers, shares, range(len(shares))
 
     def scan(self, elements: int) -> Survey:
         self.method.set_element_count(elements)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
-        for share, answer in zip(self._shares, self._ask("scan"), strict=True):
-            survey.add(answer, [part.tensor for part in share.parts])
+        for share, answer in zip(self._shares, self._workers.ask(self._everyone, "scan"), strict=True):
+            survey.add(answer, share.tensors)
         return survey
 
     def apply(self, survey: Survey, elements: int | None = None) -> None:
         super().apply(survey, elements)
-        self._ask("apply", survey.changed, self.elements, self._wide)
+        self._workers.ask(self._everyone, "apply", survey.changed, self.elements, self._wide)
 
     @property
     def _wide(self) -> bool:
@@ -186,73 +348,56 @@ class ClusterMerge(Merge):
 
     def choose(self) -> None:
         self.method.decide(ClusterElements(self._workers, self._shares, self.places, self._wide))
-        self._ask("take_over", self.method)
+        self._workers.ask(self._everyone, "take_over", self.method)
 
     def cache_delta(self, places: Sequence[TensorPlace]) -> None:
         """Does nothing: the workers keep what they measure."""
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
         tensors = [place.tensor for place in places if place.tensor not in self._measured]
-        if not tensors:
-            return
-        # Not repeated by a replacement: it reads again what its predecessor had kept.
-        calls = deque(Call(k, "measure", (tensors,)) for k in range(len(self._shares)))
-        for _, measured in self._workers.each(calls):
+        for measured in self._workers.ask(self._everyone, "measure", tensors) if tensors else ():
             self.add(measured)
         self._measured.update(tensors)
 
-    def write(self, shards: Sequence[Shard], output: Output, attempt: str) -> dict[str, str]:
-        """Has the workers write their ranges of shards, and keeps a shard once complete; returns the sha256 of each."""
-        named = {output.begin_shard(shard, attempt): shard for shard in shards}
-        todo: list[deque[Call]] = [deque() for _ in self._shares]
-        writers = dict.fromkeys(named, 0)
-        for path, shard in named.items():
-            for k, slices in self._slices(shard).items():
-                todo[k].append(Call(k, "write", (path, slices, self.scale)))
-                writers[path] += 1
-        complete: deque[Path] = deque()
-        written: dict[str, str] = {}
-        calls = deque(own.popleft() for own in todo if own)
-        idle = set(range(len(todo))) - {call.worker for call in calls}
-        for call, result in self._workers.each(calls):
+    def write(self, shards: Sequence[Shard], output: Output) -> dict[str, str]:
+        """Has the workers write their tensors; returns the sha256 of each shard."""
+        worker = {name: k for k, share in enumerate(self._shares) for name in share.copied}
+        worker |= {self.layout.mergeable[n].name: k for k, share in enumerate(self._shares) for n in share.tensors}
+        paths = {output.begin_shard(shard): shard for shard in shards}
+        calls: deque[Call] = deque()
+        for path, shard in paths.items():
+            parts: dict[int, list[tuple[TensorInfo, int]]] = {}
+            offset = len(shard.header)
+            for info in shard.tensors:
+                parts.setdefault(worker[info.name], []).append((info, offset))
+                offset += info.nbytes
+            calls += [Call(k, "write", (path, tensors, self.scale)) for k, tensors in parts.items()]
+        for _, counted in self._workers.each(calls):
+            self.add(counted)
+        calls = deque(Call(n % len(self._shares), "digest", (path,)) for n, path in enumerate(paths))
+        written = {}
+        for call, sha256 in self._workers.each(calls):
             path = call.arguments[0]
-            if call.name == "digest":
-                output.finish_shard(named[path], path, result)
-                written[named[path].name] = result
-            else:
-                if self.options.scale is not None:  # otherwise it has been measured before
-                    self.add(result)
-                writers[path] -= 1
-                complete.extend([path] if not writers[path] else [])
-            idle.add(call.worker)
-            for k in sorted(idle):
-                if complete or todo[k]:
-                    calls.append(Call(k, "digest", (complete.popleft(),)) if complete else todo[k].popleft())
-                    idle.discard(k)
+            output.finish_shard(paths[path], path, sha256)
+            written[paths[path].name] = sha256
         return written
 
-    def _slices(self, shard: Shard) -> dict[int, list[Slice]]:
-        """Assigns each part of a shard to a worker."""
-        place = {tensor.name: k for k, tensor in enumerate(self.layout.mergeable)}
-        slices: dict[int, list[Slice]] = {}
-        offset = len(shard.header)
-        for info in shard.tensors:
-            for k, share in enumerate(self._shares):
-                if info.name in share.copied:
-                    slices.setdefault(k, []).append(Slice(info, 0, offset))
-                for part in share.parts:
-                    if part.tensor == place.get(info.name):
-                        own = TensorInfo(info.name, info.dtype, (part.stop - part.start,))
-                        at = offset + part.start * BITS[info.dtype] // 8
-                        slices.setdefault(k, []).append(Slice(own, part.start, at))
-            offset += info.nbytes
-        return slices
 
-    def _ask(self, name: str, *arguments: Any) -> list[Any]:
-        """Sends a call to all workers that a replacement repeats; returns the answers in their order."""
-        calls = deque(Call(k, name, arguments, lasting=True) for k in range(len(self._shares)))
-        answers = {call.worker: answer for call, answer in self._workers.each(calls)}
-        return [answers[k] for k in range(len(self._shares))]
+def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: int) -> MergeReport:
+    """Merges by workers, each with its share; the files are the same as those of one process, to the byte."""
+    inputs, options, output = job.inputs, job.options, job.output
+    base, *tasks = (path.absolute() for path in inputs.paths)
+    attempt = secrets.token_hex(4)  # a worker of a killed driver may still write to a file of its own
+    calls: deque[Call] = deque()
+    for k, share in enumerate(shares):
+        spill = output.scratch(f"planes-{k}-{attempt}")
+        assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, job.memory, spill)
+        calls.append(Call(k, "begin", (assignment,)))
+    deque(workers.each(calls), maxlen=0)
+    merge = ClusterMerge(workers, shares, inputs, options)
+    merge.survey()
+    merge.decide()
+    return write_weights(merge, job, lambda shards: merge.write(shards, output))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +415,9 @@ class Cluster:
 
     def merge(self, job: Job) -> MergeReport:
         """Merges and writes the weights; the job's memory bounds each worker."""
-        shares = divide(job.inputs.layout, job.options.out_dtype, self.room.workers)
+        shares = [share for share in divide(job.inputs.layout, self.room.workers) if share.tensors or share.copied]
         room = replace(self.room, workers=len(shares))
-        with RayWorkers(self.ray, room, job.progress) as workers:
+        with RayWorkers(self.ray, Worker, room, job.progress) as workers:
             return merge_by(workers, shares, job, room.cpus)
 
 

@@ -131,7 +131,6 @@ def merge_checkpoints(
         fitted_head=fitted_head,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
-    resources.check_method(options.method)
     settings = OutputSettings(shard_size, overwrite, names, additions)
     target, started = Path(out), time.time()
     settings.task_names(len(tasks))

@@ -10,7 +10,6 @@ from typing import Any
 from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
-from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import open_device
 
@@ -60,7 +59,7 @@ class Resources:
                     )
             open_device(self.device)
             return
-        from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
+        from tunable_magmax.engines.ray_workers import refuse_address_form, require_ray
 
         if not self.on_cpu:
             raise InputError(
@@ -68,23 +67,9 @@ class Resources:
             )
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers is {self.workers}, expected at least 1")
-        import_ray()
+        require_ray()
         if self.ray_address is not None:
             refuse_address_form(self.ray_address)
-
-    def check_method(self, name: str) -> None:
-        """Raises an `InputError` for a method that does not run on this engine.
-
-        >>> Resources(engine="ray").check_method("tsv")
-        Traceback (most recent call last):
-        tunable_magmax.errors.InputError: method 'tsv' merges matrices whole, and workers of engine 'ray' have parts of
-        them: use engine 'local'
-        """
-        if self.engine == "ray" and name in METHODS and METHODS[name].merges_matrices:
-            raise InputError(
-                f"method {name!r} merges matrices whole, and workers of engine 'ray' have parts of them: "
-                "use engine 'local'"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,6 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     resources = Resources(memory=options.output.memory, threads=options.output.threads, **flat(options.place))
     resources.check()
     read = read_options(len(recipe.tasks), **recipe.options)
-    resources.check_method(read.method)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
         method = METHODS[read.method](read, len(recipe.tasks))

@@ -245,7 +245,6 @@ def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None
     resources = Resources(memory=output.memory, threads=output.threads)
     options, kernels = read_options(len(run.tasks), method="tsv"), kernels_for(torch.device("cpu"))
     try:
-        resources.check_method("tsv")
         with Inputs(run.base, run.tasks, options) as inputs:
             plan_memory(inputs.layout, options, kernels, resources.threads, resources.memory_bytes)
     except InputError as error:

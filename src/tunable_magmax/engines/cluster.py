@@ -46,7 +46,7 @@ _SHARED = "Workers read the inputs themselves: put base and tasks on a file syst
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The work of one worker: the mergeable tensors that it merges, by number, and the names of those that it copies."""
+    """The work of one worker: the tensors that it merges, by number, and the names of those that it copies."""
 
     tensors: tuple[int, ...]
     copied: tuple[str, ...]

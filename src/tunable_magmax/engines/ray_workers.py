@@ -224,9 +224,9 @@ class RayWorkers:
         except (known.RayActorError, known.ObjectLostError, known.NodeDiedError) as error:
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             raise ClusterError(
-                f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]} ({reason}), and nothing "
-                "was written. See that node's memory and its Ray logs; a smaller --memory or more --workers make a "
-                "worker smaller. Then run the same command again"
+                f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]} ({reason}), so nothing "
+                "was written. See that node's memory and its Ray logs, give a smaller --memory or more --workers, and "
+                "run the same command again"
             ) from None
 
     def _wait_for_all(self) -> None:

@@ -81,7 +81,7 @@ def test_errors_of_workers_are_ours(cluster, tmp_path) -> None:
     base, tasks = sequence(2, SMALL)
     tasks[0]["a.weight"].view(-1)[[5, 100]] = torch.nan
     paths = save_sequence(tmp_path / "in", base, tasks)
-    with pytest.raises(InputError, match="task 1: 'a.weight' has 2 values"):
+    with pytest.raises(InputError, match=r"task 1: 'a\.weight' has 2 values"):
         merge_checkpoints(*paths, tmp_path / "out", engine="ray", workers=2)
     with pytest.raises(InputError, match="too little"):
         merge_checkpoints(*paths, tmp_path / "out", engine="ray", workers=2, memory=1)
@@ -146,9 +146,9 @@ def test_a_stranger_without_the_token_is_refused(cluster) -> None:
 @pytest.mark.stress
 def test_a_local_cluster_that_others_could_reach_is_refused() -> None:
     """Ray decides when it is imported where it listens."""
-    script = (
-        "import ray\nfrom tunable_magmax.engines.ray_workers import ray_session\nwith ray_session(None): print('open')"
-    )
+    script = "import ray
+from tunable_magmax.engines import ray_workers
+with ray_workers.ray_session(None): print('open')"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert "InputError" in run.stderr

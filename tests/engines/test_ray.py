@@ -146,9 +146,7 @@ def test_a_stranger_without_the_token_is_refused(cluster) -> None:
 @pytest.mark.stress
 def test_a_local_cluster_that_others_could_reach_is_refused() -> None:
     """Ray decides when it is imported where it listens."""
-    script = "import ray
-from tunable_magmax.engines import ray_workers
-with ray_workers.ray_session(None): print('open')"
+    script = "import ray, tunable_magmax.engines.ray_workers as w; w.ray_session(None).__enter__(); print('open')"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert "InputError" in run.stderr

@@ -224,7 +224,7 @@ class RayWorkers:
         except (known.RayActorError, known.ObjectLostError, known.NodeDiedError) as error:
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             raise ClusterError(
-                f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]} ({reason}), so nothing "
+                f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]} ({reason}): nothing "
                 "was written. See that node's memory and its Ray logs, give a smaller --memory or more --workers, and "
                 "run the same command again"
             ) from None

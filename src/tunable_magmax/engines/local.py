@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.heads import FittedTensors
-from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.checkpoints.writer import Output as Writer
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.log import Log, finished_report
 from tunable_magmax.engines.outputs import (
@@ -27,7 +27,7 @@ from tunable_magmax.engines.outputs import (
     write_sidecars,
     write_weights,
 )
-from tunable_magmax.engines.settings import Additions, OutputSettings, Resources
+from tunable_magmax.engines.settings import Additions, Output, Place
 from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
@@ -81,7 +81,7 @@ def merge_checkpoints(
     threads: int | None = None,
     overwrite: bool = False,
     names: Sequence[str] | None = None,
-    engine: str = "local",
+    engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     ray_address: str | None = None,
     device: str | None = None,
@@ -130,38 +130,37 @@ def merge_checkpoints(
         exclude=exclude,
         fitted_head=fitted_head,
     )
-    resources = Resources(engine, device, memory, threads, workers, ray_address)
-    settings = OutputSettings(shard_size, overwrite, names, additions)
+    writing = Output(
+        "1GiB" if memory is None else memory, threads, "5GB" if shard_size is None else shard_size, overwrite
+    )
+    place = Place(engine, device, workers, ray_address)
     target, started = Path(out), time.time()
-    settings.task_names(len(tasks))
-    bound, shard = resources.memory_bytes, settings.shard_bytes(target)
+    bound, shard = writing.memory_bytes, writing.shard_bytes(target)
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
-    with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
+    with _engine(place, threads) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         log_file = target.with_name(f"{target.name}.log")
         refuse_link(log_file)
         if shard is not None:
             check_companions(inputs)
-        fingerprint = fingerprint_of(inputs, options, settings, target)
-        known_by = finished_by(fingerprint, inputs, settings)
-        if Output.recover(target) and notify is not None:
+        known_by = finished_by(inputs, options, shard, names) if additions is None else additions.fingerprint
+        if Writer.recover(target) and notify is not None:
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
         if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
             if notify is not None:
                 notify(COMPLETE.format(out=out))
             return finished
-        Output.check(target, overwrite)
+        Writer.check(target, overwrite)
         spilled = runs_on.check(inputs, options, bound)
         shards = expected_shards(inputs.layout, options.out_dtype, shard)
         check_space(target, sum(file.size for file in shards) + spilled)
         if notify is not None:
             for note in inputs.notes():
                 notify(note)
-        with Output(target, overwrite=overwrite) as output:
-            job = Job(inputs, options, output, shard, bound, progress)
-            log = Log(log_file, target, started, known_by)
-            report = write_output(job, settings, lambda: runs_on.merge(job), log)
+        with Writer(target, overwrite=overwrite) as output:
+            job = Job(inputs, options, output, shard, bound, progress, names, additions)
+            report = write_output(job, lambda: runs_on.merge(job), Log(log_file, target, started, known_by))
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
@@ -173,27 +172,25 @@ def check_companions(inputs: Inputs) -> None:
         check_companion(name, path)
 
 
-def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
+def write_output(job: Job, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
     """Has `merge` write the weights, writes the other files of the output, and commits it; returns the full report."""
     inputs, output = job.inputs, job.output
     if job.shard_size is None:
         output.check_sidecar("report.json")
-    report = completed(merge(), inputs, settings)
+    report = completed(merge(), inputs, job.names)
     inputs.refuse_changed()
-    report = write_sidecars(report, inputs, output, settings.additions)
+    report = write_sidecars(report, inputs, output, job.additions)
     # Before the commit: a sweep must recognise every point that is there.
     log.write(inputs, report)
     output.commit()
     return report
 
 
-def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
+def completed(report: MergeReport, inputs: Inputs, names: tuple[str, ...] | None) -> MergeReport:
     """Returns a report with what is known of its inputs: sizes, names, adapters, commits on the hub."""
-    names, adapters = settings.task_names(report.tasks), inputs.described()
-    report = replace(report, inputs=inputs.sizes, names=names, adapters=adapters, hub=inputs.pins())
-    if inputs.heads is None:
-        return report
-    return replace(report, heads=inputs.heads.describe())
+    heads = None if inputs.heads is None else inputs.heads.describe()
+    adapters, hub = inputs.described(), inputs.pins()
+    return replace(report, inputs=inputs.sizes, names=names, adapters=adapters, hub=hub, heads=heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,48 +206,47 @@ class ThisProcess:
         return plan.planes if plan.spill else 0
 
     def merge(self, job: Job) -> MergeReport:
-        resources = Resources(device=str(self.device), memory=job.memory, threads=self.threads)
-        spill = job.output.scratch("planes")
-        with torch.no_grad(), merge_of(job.inputs, job.options, resources, spill, job.progress) as merge:
+        limits = Limits(self.threads, job.memory, job.output.scratch("planes"), job.progress)
+        with torch.no_grad(), merge_of(job.inputs, job.options, limits, self.device) as merge:
             merge.survey()
             merge.decide()
             return write_weights(merge, job)
 
 
 @contextmanager
-def _engine(resources: Resources) -> Iterator[Engine]:
-    """Yields the engine that the resources name, ready to merge."""
-    resources.check()
-    threads = resources.threads
-    if resources.engine == "ray":
+def _engine(place: Place, threads: int | None) -> Iterator[Engine]:
+    """Yields the engine that merges there."""
+    place.check()
+    if place.engine == "ray":
         from tunable_magmax.engines.cluster import join_cluster
 
         each = None if threads is None else read_threads(threads)
-        with join_cluster(resources.ray_address, resources.workers, each) as cluster:
+        with join_cluster(place.ray_address, place.workers, each) as cluster:
             yield cluster
     else:
-        yield ThisProcess(threads, open_device(resources.device))
+        yield ThisProcess(threads, open_device(place.device))
 
 
-def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, out: Path) -> dict[str, Any]:
-    """Returns what a finished merge is recognised by, as JSON."""
-    names = settings.task_names(len(inputs.paths) - 1)
+def fingerprint_of(
+    inputs: Inputs, options: Options, shard_size: int | None, names: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Returns what a merge is recognised by, as JSON."""
     return {
         "version": __version__,
         **{name: _plain(getattr(options, name)) for name in Options.__slots__},
-        "shard_size": settings.shard_bytes(out) or 0,
+        "shard_size": shard_size or 0,
         **({} if names is None else {"names": list(names)}),
         **({} if inputs.heads is None else {"heads_of": inputs.heads.identity()}),
         "inputs": inputs.identity(),
     }
 
 
-def finished_by(fingerprint: Mapping[str, Any], inputs: Inputs, settings: OutputSettings) -> Mapping[str, Any]:
+def finished_by(
+    inputs: Inputs, options: Options, shard_size: int | None, names: tuple[str, ...] | None
+) -> dict[str, Any]:
     """Returns what a finished merge is recognised by: also the files that go along."""
-    if settings.additions is not None:
-        return settings.additions.fingerprint
     files = identities(path for _, path, _ in output_companions(inputs))
-    whole = json.dumps([fingerprint, files])
+    whole = json.dumps([fingerprint_of(inputs, options, shard_size, names), files])
     return {"merge": hashlib.sha256(whole.encode()).hexdigest()}
 
 
@@ -258,14 +254,7 @@ def _plain(value: Any) -> Any:
     return [str(part) for part in value] if isinstance(value, tuple) else str(value)
 
 
-def merge_of(
-    inputs: Inputs, options: Options, resources: Resources, spill: Path | None, progress: Progress | None
-) -> Merge:
-    """Returns the merge of opened checkpoints on this machine; `spill` is where planes go that need disk."""
-    memory, device = resources.memory_bytes, open_device(resources.device)
-    return Merge(
-        inputs.sources(file_sources(inputs.checkpoints, device)),
-        options,
-        kernels_for(device),
-        Limits(resources.threads, memory, spill, progress),
-    )
+def merge_of(inputs: Inputs, options: Options, limits: Limits, device: torch.device | None = None) -> Merge:
+    """Returns the merge of opened checkpoints on this machine, by default on the CPU."""
+    device = device or torch.device("cpu")
+    return Merge(inputs.sources(file_sources(inputs.checkpoints, device)), options, kernels_for(device), limits)

@@ -43,14 +43,19 @@ COPY_BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A merge of opened inputs into an output. `memory` bounds a process; None as shard size means one file."""
+    """A merge of opened inputs into an output."""
 
     inputs: Inputs
     options: Options
     output: Output
     shard_size: int | None
+    """The largest size of a weight file; None if the output is one file."""
     memory: int
-    progress: Progress | None
+    """Bytes that each process may use."""
+    progress: Progress | None = None
+    names: tuple[str, ...] | None = None
+    """What report, configuration and model card call the tasks."""
+    additions: Additions | None = None
 
 
 # -- room on the disk -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ Task = TypeVar("Task")
 
 def named_tasks(
     tasks: Mapping[str, Task] | Sequence[Task], names: Sequence[str] | None = None
-) -> tuple[list[Task], Sequence[str] | None]:
+) -> tuple[list[Task], tuple[str, ...] | None]:
     """Returns the tasks in training order and their names; a dict of tasks by name has both.
 
     >>> named_tasks({"travel": "a", "bank": "b"})
@@ -21,11 +21,17 @@ def named_tasks(
     >>> named_tasks(["a", "b"])
     (['a', 'b'], None)
     """
-    if not isinstance(tasks, Mapping):
-        return list(tasks), names
-    if names is not None and tuple(names) != tuple(tasks):
-        raise InputError("tasks are a dict by name, and names are given as well: leave out names")
-    return list(tasks.values()), tuple(tasks)
+    if isinstance(tasks, Mapping):
+        if names is not None and tuple(names) != tuple(tasks):
+            raise InputError("tasks are a dict by name, and names are given as well: leave out names")
+        return list(tasks.values()), tuple(tasks)
+    if names is None:
+        return list(tasks), None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"names are {names!r}, expected a list of texts, one for each task")
+    if len(names) != len(tasks):
+        raise InputError(f"{len(names)} names for {len(tasks)} tasks: give one for each, in training order")
+    return list(tasks), tuple(names)
 
 
 def in_order(values: Any, names: Sequence[str] | None, what: str = "weights") -> Any:

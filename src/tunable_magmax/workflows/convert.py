@@ -94,10 +94,10 @@ def convert_checkpoint(
     from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
     from tunable_magmax.checkpoints.writer import Output
     from tunable_magmax.engines.outputs import check_space
-    from tunable_magmax.engines.settings import OutputSettings
+    from tunable_magmax.engines import settings
 
     target = Path(out)
-    limit = OutputSettings(shard_size).shard_bytes(target)
+    limit = settings.Output(shard_size=shard_size or "5GB").shard_bytes(target)
     single, source = limit is None, located(source)
     with open_checkpoint(source) as checkpoint:
         if checkpoint.would_be_replaced_by(target):

@@ -77,13 +77,11 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     from tunable_magmax.checkpoints.writer import Output as Writer
     from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.engines.outputs import check_space, expected_shards
-    from tunable_magmax.engines.settings import OutputSettings, Resources
     from tunable_magmax.merging.methods import METHODS, read_options
     from tunable_magmax.merging.resources import kernels_for, plan_memory
 
     recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
-    resources = Resources(memory=options.output.memory, threads=options.output.threads, **flat(options.place))
-    resources.check()
+    options.place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
@@ -92,9 +90,9 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
         budget = method.expected_budget(layout.elements)
         if read.budget is not None and sum(read.budget) > layout.elements:
             raise InputError(f"the budget sums to {sum(read.budget):,}, but there are {layout.elements:,} elements")
-        memory = plan_memory(layout, read, kernels, resources.threads, resources.memory_bytes)
+        memory = plan_memory(layout, read, kernels, options.output.threads, options.output.memory_bytes)
         target = options.out or Path("out")
-        limit = OutputSettings(shard_size=options.output.shard_size).shard_bytes(target)
+        limit = options.output.shard_bytes(target)
         sizes = [shard.size for shard in expected_shards(layout, read.out_dtype, limit)]
         if options.out is not None:
             inputs.refuse_as_output(target)

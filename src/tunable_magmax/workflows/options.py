@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Group, Parameter, Token
 
+from tunable_magmax.engines.settings import Output as Output
+from tunable_magmax.engines.settings import Place as Place
 from tunable_magmax.errors import InputError, closest, some_of
 
 if TYPE_CHECKING:
@@ -126,34 +128,8 @@ class Merging:
     """Copy tensors whose names match this pattern from the base; repeatable."""
 
 
-@Parameter(name="*", group=OUTPUT)
-@dataclass(frozen=True)
-class Output:
-    """How an output is written and what a merge may use."""
-
-    memory: str = "1GiB"
-    """Use at most this much working memory, such as 256MiB or 4GiB."""
-    threads: int | None = None
-    """Use this many threads. Default: all cores."""
-    shard_size: str = "5GB"
-    """Write no file of an output directory larger than this."""
-    overwrite: bool = False
-    """Replace an existing output."""
-
-
-@Parameter(name="*", group=OUTPUT)
-@dataclass(frozen=True)
-class Place:
-    """Where a merge runs."""
-
-    engine: Literal["local", "ray"] = "local"
-    """Merge on this machine, or by workers of a Ray cluster (docs/scale.md)."""
-    device: str | None = None
-    """Merge on a GPU: cuda or cuda:1. Default: the CPU."""
-    workers: int | None = None
-    """Share the work among this many Ray workers; --memory and --threads are for each."""
-    ray_address: str | None = None
-    """Join the Ray cluster whose head is at HOST:PORT. Default: a cluster on this machine."""
+for _shared in (Output, Place):
+    Parameter(name="*", group=OUTPUT)(_shared)
 
 
 @Parameter(name="*", group=Group("How data are read", sort_key=3))

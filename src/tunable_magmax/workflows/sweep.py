@@ -16,11 +16,11 @@ import torch
 
 from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
+from tunable_magmax.engines import settings as engine_settings
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import check_companions, completed, fingerprint_of, write_output
 from tunable_magmax.engines.log import Log
 from tunable_magmax.engines.outputs import Job, expected_shards, space_problem, write_weights
-from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.sources import loaded_sources, tensors_to_load
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (
@@ -35,6 +35,7 @@ from tunable_magmax.files import (
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options
+from tunable_magmax.merging.names import named_tasks
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
@@ -228,8 +229,10 @@ class _Opened:
     points: Sequence[Point]
     folder: Path
     reports_only: bool
-    settings: OutputSettings
-    resources: Resources
+    writing: engine_settings.Output
+    names: tuple[str, ...] | None
+    memory: int | str | None
+    """None: what is free."""
     finished: Mapping[str, MergeReport]
     replaced: Set[str]
     """Points of another sweep in the folder, which this one removes."""
@@ -240,7 +243,7 @@ class _Opened:
 
     def file_sizes(self) -> list[int]:
         """Returns the size of each weight file of one point."""
-        shards = expected_shards(self.inputs.layout, self.options.out_dtype, self.settings.shard_bytes(self.folder))
+        shards = expected_shards(self.inputs.layout, self.options.out_dtype, self.writing.shard_bytes(self.folder))
         return [] if self.reports_only else [shard.size for shard in shards]
 
     def memory_needed(self) -> int:
@@ -249,7 +252,7 @@ class _Opened:
         Methods that merge matrices whole need room for the largest, and for the singular vectors of all tasks.
         """
         layout, kernels = self.inputs.layout, kernels_for(torch.device("cpu"))
-        plan = plan_memory(layout, self.options, kernels, self.resources.threads, None, borrows=False)
+        plan = plan_memory(layout, self.options, kernels, self.writing.threads, None, borrows=False)
         width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
         each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16)
         loaded = sum(info.nbytes for info in tensors_to_load(layout).values())
@@ -264,10 +267,10 @@ class _Opened:
         needed, available = self.memory_needed(), available_memory()
         need = f"the inputs are held in memory, and this sweep needs {show_size(needed)}"
         instead = "merge fewer tensors, or merge point by point with tmx merge, which streams"
-        if self.resources.memory is not None and needed > self.resources.memory_bytes:
-            allowed = show_size(self.resources.memory_bytes)
+        if self.memory is not None and needed > self.writing.memory_bytes:
+            allowed = show_size(self.writing.memory_bytes)
             yield f"{need}, more than the {allowed} it may use: give a larger --memory, {instead}"
-        elif self.resources.memory is None and available is not None and needed > available:
+        elif self.memory is None and available is not None and needed > available:
             yield f"{need}, but {show_size(available)} are free: {instead}"
         if problem := space_problem(self.folder, sum(self.file_sizes()) * len(self.todo)):
             yield problem
@@ -275,7 +278,7 @@ class _Opened:
     def fingerprint(self, point: Point) -> dict[str, Any]:
         """Returns what a finished point is recognised by, as JSON."""
         options = _at_point(self.options, point)
-        return fingerprint_of(self.inputs, options, self.settings, self.folder / point.name)
+        return fingerprint_of(self.inputs, options, self.writing.shard_bytes(self.folder / point.name), self.names)
 
 
 @contextmanager
@@ -289,16 +292,18 @@ def _opened(
 ) -> Iterator[_Opened]:
     """Opens the inputs and checks everything that can be checked before values are read."""
     rest = dict(arguments)
-    settings = OutputSettings.take(rest)
-    resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
+    _, names = named_tasks(tasks, rest.pop("names", None))
+    memory = rest.pop("memory", None)
+    shared = {name: rest.pop(name) for name in ("threads", "shard_size", "overwrite") if rest.get(name) is not None}
+    writing = engine_settings.Output(memory or "1GiB", **shared)
+    rest = {name: value for name, value in rest.items() if name not in ("threads", "shard_size", "overwrite")}
     options = _read_options(len(tasks), points, rest)
-    settings.task_names(len(tasks))
     if folder.name.endswith(".safetensors") or looks_like_torch(folder) or folder.is_file():
         raise InputError(f"{folder}: a sweep's output is a directory with one checkpoint for each point")
     with Inputs(base, tasks, options) as inputs:
         recorded = _recorded(folder)
         replaced = recorded.keys() - {point.name for point in points}
-        opened = _Opened(inputs, options, points, folder, reports_only, settings, resources, {}, replaced)
+        opened = _Opened(inputs, options, points, folder, reports_only, writing, names, memory, {}, replaced)
         finished: dict[str, MergeReport] = {}
         different: dict[str, None] = {}
         for point in points:
@@ -312,13 +317,13 @@ def _opened(
             # The log is written before the commit: an older output may still be there.
             elif report is not None and dict(report.files) == files:
                 finished[point.name] = report
-        _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
+        _refuse_other(folder, [*different, *(["points"] if replaced else [])], writing.overwrite)
         refuse_link(folder / LOG)
         if not reports_only:
             check_companions(inputs)
         for point in points:
             if point.name not in finished and not reports_only:
-                target, replaces = folder / point.name, settings.overwrite or point.name in recorded
+                target, replaces = folder / point.name, writing.overwrite or point.name in recorded
                 Output.check(target, replaces)
         yield replace(opened, finished=finished)
 
@@ -347,10 +352,10 @@ def _read_options(tasks: int, points: Sequence[Point], arguments: Mapping[str, A
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_other(folder: Path, different: Sequence[str], settings: OutputSettings) -> None:
+def _refuse_other(folder: Path, different: Sequence[str], overwrite: bool) -> None:
     """Raises an `InputError` if the folder holds points of another sweep that may not be replaced."""
     complete = (folder / SUMMARY).exists()
-    if not different or settings.overwrite:
+    if not different or overwrite:
         return
     what = "another sweep" if complete else "unfinished work of another sweep"
     words = ", ".join(key.replace("_", " ") for key in different)
@@ -397,7 +402,7 @@ def _remove(folder: Path, name: str) -> None:
 
 def _loaded(opened: _Opened, progress: Progress | None) -> Merge:
     """Loads the inputs and returns the merge of them."""
-    inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
+    inputs, options, threads = opened.inputs, opened.options, opened.writing.threads
     sources = inputs.sources(
         loaded_sources(inputs.checkpoints, inputs.layout, read_threads(threads), progress), in_memory=True
     )
@@ -416,20 +421,20 @@ def _method_at(options: Options, point: Point) -> Method:
 
 def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
     """Writes the checkpoint of a point that was decided, or its report alone."""
-    inputs, settings, target = opened.inputs, opened.settings, opened.folder / point.name
+    inputs, target = opened.inputs, opened.folder / point.name
     log = Log(opened.folder / LOG, target, time.time(), opened.fingerprint(point))
     report_only = opened.folder / f"{point.name}{REPORT_ONLY}"
     if opened.reports_only:
         merge.measure(merge.places)
-        report = completed(merge.report(), inputs, settings)
+        report = completed(merge.report(), inputs, opened.names)
         inputs.refuse_changed()
         write_atomic(report_only, report.to_json().encode())
         log.write(inputs, report)
         return report
     # It was checked that what is there may be replaced.
     with Output(target, overwrite=True) as output:
-        job = Job(inputs, merge.options, output, settings.shard_bytes(target), 0, None)
-        report = write_output(job, settings, lambda: write_weights(merge, job), log)
+        job = Job(inputs, merge.options, output, opened.writing.shard_bytes(target), 0, names=opened.names)
+        report = write_output(job, lambda: write_weights(merge, job), log)
     report_only.unlink(missing_ok=True)
     return report
 

@@ -16,7 +16,7 @@ from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.log import finished_report
-from tunable_magmax.engines.settings import AddedFiles, Additions, Resources
+from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError, closest, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.choosing import (
@@ -242,11 +242,10 @@ def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None
     """Returns why tsv, which merges matrices whole, cannot make a model of a run with this memory; None if it can."""
     import torch
 
-    resources = Resources(memory=output.memory, threads=output.threads)
     options, kernels = read_options(len(run.tasks), method="tsv"), kernels_for(torch.device("cpu"))
     try:
         with Inputs(run.base, run.tasks, options) as inputs:
-            plan_memory(inputs.layout, options, kernels, resources.threads, resources.memory_bytes)
+            plan_memory(inputs.layout, options, kernels, output.threads, output.memory_bytes)
     except InputError as error:
         return str(error)
     return None

@@ -61,7 +61,7 @@ class Share:
 def divide(layout: Layout, workers: int) -> list[Share]:
     """Divides the tensors of a merge among workers, so that all read about as many bytes; some may get nothing.
 
-    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> from tunable_magmax.merging.layout import Mergeable
     >>> tensors = [Mergeable(name, (TensorInfo(name, "F32", (size,)),) * 3, 0) for name, size in zip("abc", (5, 9, 3))]
     >>> divide(Layout(tuple(tensors), (TensorInfo("steps", "I64", ()),), {}, ()), 2)
     [Share(tensors=(1,), copied=()), Share(tensors=(0, 2), copied=('steps',))]

@@ -93,8 +93,8 @@ def convert_checkpoint(
     from tunable_magmax.checkpoints.source import open_checkpoint
     from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
     from tunable_magmax.checkpoints.writer import Output
-    from tunable_magmax.engines.outputs import check_space
     from tunable_magmax.engines import settings
+    from tunable_magmax.engines.outputs import check_space
 
     target = Path(out)
     limit = settings.Output(shard_size=shard_size or "5GB").shard_bytes(target)

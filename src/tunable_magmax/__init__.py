@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.open_run import Run as Run
     from tunable_magmax.workflows.open_run import open_run as open_run
     from tunable_magmax.workflows.predict import load_classifier as load_classifier
-    from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
 from tunable_magmax.errors import ClusterError, ExactnessError, InputError, StorageError, TmxError
@@ -58,7 +57,6 @@ _HOMES = {
     "merge_checkpoints": "engines.local",
     "merge_state_dicts": "merging.state_dicts",
     "open_run": "workflows.open_run",
-    "sweep_checkpoints": "workflows.sweep",
     "train_sequence": "training.sequence",
     "verify_checkpoint": "workflows.verify",
 }
@@ -86,7 +84,6 @@ __all__ = [
     "merge_checkpoints",
     "merge_state_dicts",
     "open_run",
-    "sweep_checkpoints",
     "train_sequence",
     "verify_checkpoint",
 ]

@@ -33,8 +33,6 @@ from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.workflows.merge import MergeOptions, check_merge
 from tunable_magmax.workflows.options import from_flat
-from tunable_magmax.workflows.points import line
-from tunable_magmax.workflows.sweep import sweep_checkpoints
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 SHAPES = {
@@ -365,14 +363,6 @@ def test_verify_merges_adapters_again(files, tmp_path) -> None:
     merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 2, 3])
     assert verify_checkpoint(tmp_path / "out", base, tasks).ok
     assert not verify_checkpoint(tmp_path / "out", base, [tasks[2], *tasks[1:]]).ok
-
-
-def test_a_sweep_equals_its_merges(files, tmp_path) -> None:
-    base, tasks, _ = files
-    sweep_checkpoints(base, tasks, tmp_path / "sweep", line([0.75, 0.25, 0], [0, 0, 1], 2))
-    for name, weights in (("step-00", [0.75, 0.25, 0]), ("step-01", [0, 0, 1])):
-        merge_checkpoints(base, tasks, tmp_path / name, weights=weights)
-        assert digests(tmp_path / "sweep" / name) == digests(tmp_path / name)
 
 
 def test_from_the_command_line_a_configuration_and_a_run(files, tmp_path, capsys) -> None:

@@ -10,8 +10,6 @@ from sequences import SMALL, digests, save_sequence, sequence
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.workflows.points import line
-from tunable_magmax.workflows.sweep import sweep_checkpoints
 
 NAMES = ("birds", "a|b\n`c`", "birds")
 
@@ -64,17 +62,4 @@ def test_broken_names_of_a_report_are_refused(files, tmp_path, names) -> None:
 def test_names_that_do_not_fit_are_refused_beforehand(files, tmp_path, names, message) -> None:
     with pytest.raises(InputError, match=message):
         merge_checkpoints(*files, tmp_path / "out", names=names)
-    with pytest.raises(InputError, match=message):
-        sweep_checkpoints(*files, tmp_path / "out", line([1, 0, 0], [0, 0, 1], 2), names=names)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_point_of_a_sweep_is_the_merge_of_that_name(files, tmp_path) -> None:
-    points = line([1, 0, 0], [0, 1, 2], 2)
-    sweep_checkpoints(*files, tmp_path / "sweep", points, names=NAMES)
-    for point in points:
-        merge_checkpoints(*files, tmp_path / point.name, weights=point.weights, names=NAMES)
-        assert digests(tmp_path / "sweep" / point.name) == digests(tmp_path / point.name)
-    assert sweep_checkpoints(*files, tmp_path / "sweep", points, names=NAMES).skipped == ("step-00", "step-01")
-    with pytest.raises(InputError, match=r"another sweep \(different: names\)"):
-        sweep_checkpoints(*files, tmp_path / "sweep", points)

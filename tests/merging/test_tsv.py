@@ -19,8 +19,6 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.merging import singular, state_dicts
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.methods import TaskSingularVectors, read_options
-from tunable_magmax.workflows.points import line
-from tunable_magmax.workflows.sweep import sweep_checkpoints
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 State = dict[str, torch.Tensor]
@@ -299,17 +297,6 @@ def test_verify_allows_for_last_bits_and_not_for_another_method(files, tmp_path)
     assert failed == ["SHA-256 of the files"]
     failed = [check.what for check in verify_checkpoint(out, files[0], files[:0:-1]).checks if not check.ok]
     assert "values, derived again" in failed
-
-
-def test_a_sweep_equals_single_merges(files, tmp_path) -> None:
-    points = line([1, 0, 1], [0, 1, 1], 3)
-    sweep = sweep_checkpoints(files[0], files[1:], tmp_path / "sweep", points, method="tsv")
-    assert [point.scale for point in sweep.points] == [1, 1, 1]
-    for point in points:
-        out = tmp_path / f"{point.name}.safetensors"
-        tmx.merge_checkpoints(files[0], files[1:], out, method="tsv", weights=point.weights)
-        found = load_file(tmp_path / "sweep" / point.name / "model.safetensors")
-        assert largest_difference(found, load_file(out)) < 1e-6
 
 
 # -- where it does not run, and what it needs -------------------------------------------------------------------------

@@ -14,15 +14,14 @@ from tunable_magmax.plots.sweep import save_sweep_picture
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.sweep import Sweep, SweepPoint
 
-POINTS = tuple(SweepPoint(f"step-{k}", (str(k), "1", "1"), "", 1.0, 1.0, k, (k, 1, 1)) for k in range(3))
-SWEEP = Sweep("tunable_magmax", 3, 10, 1.0, {}, POINTS)
+POINTS = tuple(SweepPoint(f"step-{k}", (str(k), "1", "1"), 1.0, 1.0, k, (k, 1, 1)) for k in range(3))
 NAMES = ("$a", "\U0001f600", "x" * 60)
+SWEEP = Sweep("tunable_magmax", NAMES, 10, 1.0, POINTS)
 
 DRAW = {
     "chart": lambda path: save_chart(Preference((3, 1, 2), tasks=NAMES), path),
-    "line": lambda path: save_sweep_picture(SWEEP, path, "line", NAMES),
-    "grid": lambda path: save_sweep_picture(SWEEP, path, "grid", NAMES),
-    "list": lambda path: save_sweep_picture(SWEEP, path, "list"),
+    "line": lambda path: save_sweep_picture(SWEEP, path),
+    "list": lambda path: save_sweep_picture(SWEEP, path, is_line=False),
 }
 
 
@@ -31,7 +30,7 @@ def test_any_name_is_drawn_into_a_new_folder(tmp_path: Path, kind: str) -> None:
     DRAW[kind](tmp_path / "new" / "p.svg")
     text = (tmp_path / "new" / "p.svg").read_text()
     assert "x" * (LONGEST_NAME + 1) not in text
-    assert ("x" * (LONGEST_NAME - 3) + "..." in text) == (kind != "list")
+    assert "x" * (LONGEST_NAME - 3) + "..." in text
 
 
 @pytest.mark.parametrize("kind", DRAW)

@@ -64,7 +64,7 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = ("merge", "tailor", "prefer", "compare", "eval", "predict", "inspect", "convert", "push", "studio")
+CONVERTED = ("merge", "tailor", "prefer", "compare", "eval", "predict", "inspect", "convert", "push", "studio", "sweep")
 """Commands that leave --quiet and --json to the program; the others declare them."""
 
 

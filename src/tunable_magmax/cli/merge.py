@@ -37,7 +37,7 @@ def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions
     if options.dry_run:
         with working():
             facts = check_merge(source, options, note)
-        show_result(facts, _facts(facts))
+        show_result(facts, fact_lines(facts))
         return
     with working() as work:
         result = run(source, options, work.progress, note)
@@ -67,7 +67,8 @@ def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
     yield from (f"note: {text}" for text in result.lacking)
 
 
-def _facts(facts: dict[str, Any]) -> Iterator[str]:
+def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yields what a dry run found."""
     yield from (f"warning: {text}" for text in facts["warnings"])
     yield f"method    {facts['method']}, {plural(len(facts['tasks']), 'task')}"
     yield f"merges    {facts['elements']:,} elements in {plural(len(facts['merged']), 'tensor')}, if tasks changed them"

@@ -72,6 +72,14 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
 
     Values are not read, so tensors that no task changed still count as merged here.
     """
+    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
+    return check_recipe(recipe, options.out, options.output, options.place)
+
+
+def check_recipe(
+    recipe: Recipe, out: Path | None = None, output: Output | None = None, place: Place | None = None
+) -> dict[str, Any]:
+    """Checks what `merge_recipe` would, from headers alone; without `out`, not where the result would go."""
     import torch
 
     from tunable_magmax.checkpoints.writer import Output as Writer
@@ -80,8 +88,8 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     from tunable_magmax.merging.methods import METHODS, read_options
     from tunable_magmax.merging.resources import kernels_for, plan_memory
 
-    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
-    options.place.check()
+    output, place = output or Output(), place or Place()
+    place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
@@ -90,13 +98,13 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
         budget = method.expected_budget(layout.elements)
         if read.budget is not None and sum(read.budget) > layout.elements:
             raise InputError(f"the budget sums to {sum(read.budget):,}, but there are {layout.elements:,} elements")
-        memory = plan_memory(layout, read, kernels, options.output.threads, options.output.memory_bytes)
-        target = options.out or Path("out")
-        limit = options.output.shard_bytes(target)
+        memory = plan_memory(layout, read, kernels, output.threads, output.memory_bytes)
+        target = out or Path("out")
+        limit = output.shard_bytes(target)
         sizes = [shard.size for shard in expected_shards(layout, read.out_dtype, limit)]
-        if options.out is not None:
+        if out is not None:
             inputs.refuse_as_output(target)
-            Writer.check(target, options.output.overwrite)
+            Writer.check(target, output.overwrite)
             check_space(target, sum(sizes) + (memory.planes if memory.spill else 0))
         return {
             "method": read.method,

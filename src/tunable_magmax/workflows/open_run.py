@@ -45,7 +45,7 @@ from tunable_magmax.workflows.merge import merge as merge_files
 from tunable_magmax.workflows.options import Reading, Weighting, from_flat
 from tunable_magmax.workflows.prefer import prefer
 from tunable_magmax.workflows.site_options import CompareOptions, PreferOptions, TailorOptions
-from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
+from tunable_magmax.workflows.sweep import Sweep, SweepOptions, sweep
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
-    from tunable_magmax.workflows.points import Point
 
 Place: TypeAlias = str | os.PathLike[str]
 Chosen: TypeAlias = Preference | Place
@@ -225,9 +224,12 @@ class Run:
         place = None if out is None else Path(out)
         return check_merge(self.path, from_flat(MergeOptions, preference=preference, out=place, **options))
 
-    def sweep(self, points: Sequence[Point], out: Place, **options: Any) -> Sweep:
-        """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
-        return sweep_checkpoints(self.base, self.tasks, Path(out), points, **options)
+    def sweep(self, out: Place, **options: Any) -> Sweep:
+        """Merges for each point of a line or a list into `out/NAME`, as `tmx sweep` does, with the command's options.
+
+        >>> run.sweep("line", start=[1, 0], stop=[0, 1], steps=5)  # doctest: +SKIP
+        """
+        return sweep(self.path, from_flat(SweepOptions, out=Path(out), **options))
 
     def tailor(
         self,

@@ -35,6 +35,10 @@ def sweep(source: Path | None = None, /, *, options: SweepOptions = SweepOptions
     from tunable_magmax.workflows.sweep import check_sweep
     from tunable_magmax.workflows.sweep import sweep as run
 
+    if options.plot is not None:
+        from tunable_magmax.plots.figure import check_picture
+
+        check_picture(options.plot)
     if options.dry_run:
         with working():
             facts = check_sweep(source, options, note)

@@ -160,10 +160,6 @@ def _checked(source: Path | None, options: SweepOptions, notify: Notify | None) 
     method = recipe.options.get("method") or "tunable_magmax"
     if method in METHODS and METHODS[method].weights == "refused":
         raise InputError(f"method {method!r} takes no weights, so there is nothing to sweep")
-    if options.plot is not None:
-        from tunable_magmax.plots.figure import check_picture
-
-        check_picture(options.plot)
     if options.data is not None:
         if source is None or not is_run(source):
             raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")

@@ -116,12 +116,6 @@ def test_one_prefix_more_or_less(tmp_path, names, module, found) -> None:
     assert set(task.parts) == {found or f"{module}.weight"}
 
 
-def test_a_prefix_is_found_although_one_name_is_wrong(tmp_path) -> None:
-    layers = {"model.h.0.kk": factors(6, 4, 2, 0), "model.h.0.q": factors(6, 4, 2, 0)}
-    save_adapter(tmp_path / "adapter", layers)
-    assert set(opened(tmp_path, {"h.0.q.weight": (6, 4)}).parts) == {"h.0.q.weight", "model.h.0.kk.weight"}
-
-
 def test_a_head_may_have_no_prefix_when_the_body_has_one(tmp_path) -> None:
     save_adapter(tmp_path / "adapter", {"bert.q": factors(6, 4, 2, 0)}, whole={"head.weight": torch.ones(3, 4)})
     assert set(opened(tmp_path, {"q.weight": (6, 4), "head.weight": (3, 4)}).parts) == {"q.weight", "head.weight"}
@@ -192,40 +186,24 @@ def test_a_direction_that_nobody_knows(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
+    "config",
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only 'LORA'"),
-        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
-        ({"peft_type": "LOKR"}, "peft_type is 'LOKR'"),
-        ({"peft_type": None}, "peft_type is None"),
-        ({"use_dora": True}, "use_dora asks for DoRA"),
-        ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication asks for layer replication"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices asks for trainable tokens"),
-        ({"lora_bias": True}, "lora_bias asks for LoRA with a bias"),
-        ({"target_parameters": ["experts.w"]}, "target_parameters asks for"),
-        ({"alora_invocation_tokens": [7]}, "alora_invocation_tokens asks for activated LoRA"),
-        ({"use_qalora": True}, "use_qalora asks for QALoRA"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which starts from a changed base"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
-        ({"init_lora_weights": "corda"}, "init_lora_weights is 'corda'"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
-        ({"something_new": {"x": 1}}, "something_new is {'x': 1}, a key unknown here"),
+        {"peft_type": "IA3"},
+        {"peft_type": None},
+        {"use_dora": True},
+        {"layer_replication": [[0, 4], [2, 5]]},
+        {"target_parameters": ["experts.w"]},
+        {"init_lora_weights": "pissa_niter_4"},
+        {"something_new": {"x": 1}},
+        {"use_dora": True, "lora_bias": True, "init_lora_weights": "olora"},
     ],
     ids=str,
 )
-def test_not_supported(tmp_path, config, text) -> None:
+def test_what_is_not_supported_is_named_at_once(tmp_path, config) -> None:
     configured(tmp_path, **config)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"adapter_config\.json") as caught:
         opened(tmp_path)
-    assert f"adapter_config.json: {text}" in str(caught.value)
-    assert "merge_and_unload, and give the merged checkpoint as the task" in str(caught.value)
-
-
-def test_all_that_is_not_supported_is_named_at_once(tmp_path) -> None:
-    configured(tmp_path, use_dora=True, layer_replication=[[0, 1]], init_lora_weights="olora")
-    with pytest.raises(InputError, match=r"DoRA; layer_replication .*; init_lora_weights is 'olora'"):
-        opened(tmp_path)
+    assert all(key in str(caught.value) for key in config)
 
 
 @pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal"])
@@ -235,31 +213,30 @@ def test_starts_that_leave_the_base_alone(tmp_path, start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
+    ("config", "value"),
     [
-        ({"r": 0}, "r and rank_pattern must be greater than 0, found 0"),
-        ({"r": True}, "r is True"),
-        ({"r": "8"}, "r is '8'"),
-        ({"lora_alpha": None}, "lora_alpha is None: must be a number"),
-        ({"lora_alpha": float("nan")}, "lora_alpha and alpha_pattern must be finite numbers, found nan"),
-        ({"lora_alpha": 10**400}, "a number has 401 digits"),
-        ({"rank_pattern": {"q": 1.5}}, "rank_pattern.q is 1.5: must be a whole number"),
-        ({"alpha_pattern": [1]}, "alpha_pattern is [1]: must be a mapping"),
+        ({"r": 0}, "0"),
+        ({"r": True}, "True"),
+        ({"r": "8"}, "'8'"),
+        ({"lora_alpha": None}, "None"),
+        ({"lora_alpha": float("nan")}, "nan"),
+        ({"lora_alpha": 10**400}, "401"),
+        ({"rank_pattern": {"q": 1.5}}, "rank_pattern.q is 1.5"),
+        ({"alpha_pattern": [1]}, "[1]"),
         ({"alpha_pattern": {"(a+)+$": 1}}, "'(a+)+$'"),
         ({"rank_pattern": {"q" * 2000: 1}}, "rank_pattern"),
-        ({"use_rslora": "yes"}, "use_rslora is 'yes': must be true or false"),
+        ({"use_rslora": "yes"}, "'yes'"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_wrong_configuration(tmp_path, config, text) -> None:
+def test_wrong_configuration(tmp_path, config, value) -> None:
     configured(tmp_path, **config)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"adapter_config\.json") as caught:
         opened(tmp_path)
-    assert text in str(caught.value)
-    assert "adapter_config.json" in str(caught.value)
+    assert value in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '"LORA"', "\x00", "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000])
 def test_a_configuration_that_is_none(tmp_path, content) -> None:
     configured(tmp_path)
     (tmp_path / "adapter" / "adapter_config.json").write_text(content)
@@ -268,87 +245,74 @@ def test_a_configuration_that_is_none(tmp_path, content) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "text"),
+    "name",
     [
-        ("m.q.lora_magnitude_vector", torch.ones(6), "belongs to DoRA"),
-        ("m.q.lora_magnitude_vector.default.weight", torch.ones(6), "belongs to DoRA"),
-        ("m.q.lora_B.bias", torch.ones(6), "is not a factor of LoRA"),
-        ("m.q.ia3_l", torch.ones(6), "is not a factor of LoRA"),
-        ("m.q.lora_E", torch.ones(6), "is not a factor of LoRA"),
-        ("m.e.token_adapter.trainable_tokens_delta", torch.ones(6), "is not a factor of LoRA"),
-        ("m.k.lora_A.weight", torch.ones(2, 4), "'m.k' has no lora_B"),
-        ("m.q.lora_A.other.weight", torch.ones(2, 4), "is stored twice, also as"),
-        ("m.k.lora_A.other.weight", torch.ones(2, 4), "it holds several adapters"),
-        ("m.q.base_layer.weight", torch.ones(4, 6), "has shape [4, 6], but the product of its factors [6, 4]"),
+        "m.q.lora_magnitude_vector",
+        "m.q.lora_B.bias",
+        "m.q.ia3_l",
+        "m.e.token_adapter.trainable_tokens_delta",
+        "m.k.lora_A.weight",  # without lora_B
+        "m.q.lora_A.other.weight",  # of another adapter
+        "m.q.base_layer.weight",  # of another shape than the product
     ],
-    ids=str,
 )
-def test_tensors_that_are_not_known(tmp_path, name, tensor, text) -> None:
+def test_tensors_that_are_not_known(tmp_path, name) -> None:
     configured(tmp_path)
     file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file({**load_file(file), f"base_model.model.{name}": tensor}, file)
-    with pytest.raises(InputError) as caught:
+    save_file({**load_file(file), f"base_model.model.{name}": torch.ones(4, 6)}, file)
+    with pytest.raises(InputError, match=".".join(name.split(".")[:2])) as caught:
         opened(tmp_path)
-    assert text in str(caught.value)
     assert str(tmp_path / "adapter") in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "text"),
+    ("a", "b", "value"),
     [
-        (torch.ones(2, 4), torch.ones(6, 3), "'m.q' has ranks 2 (A) and 3 (B), and 2 by"),
-        (torch.ones(0), torch.ones(6, 2), "has shape [0]: a shard, or empty; gather all shards"),
-        (torch.ones(8), torch.ones(12), "has shape [8]: a shard"),
-        (torch.ones(2, 4, dtype=torch.int8), torch.ones(6, 2), "has type I8, expected a floating-point type"),
-        (torch.ones(2, 4).to(torch.float8_e4m3fn), torch.ones(6, 2), "has type F8_E4M3"),
-        (torch.ones(2, 4, 3, 3), torch.ones(6, 2, 3, 3), "has shape [6, 2, 3, 3], expected [out, rank], with 1"),
+        (torch.ones(2, 4), torch.ones(6, 3), "'m.q' has ranks 2 (A) and 3 (B)"),
+        (torch.ones(0), torch.ones(6, 2), "[0]"),
+        (torch.ones(8), torch.ones(12), "[8]"),
+        (torch.ones(2, 4, dtype=torch.int8), torch.ones(6, 2), "I8"),
+        (torch.ones(2, 4).to(torch.float8_e4m3fn), torch.ones(6, 2), "F8_E4M3"),
+        (torch.ones(2, 4, 3, 3), torch.ones(6, 2, 3, 3), "[6, 2, 3, 3]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_factors_that_do_not_fit(tmp_path, a, b, text) -> None:
+def test_factors_that_do_not_fit(tmp_path, a, b, value) -> None:
     save_adapter(tmp_path / "adapter", {"m.q": (a, b)}, r=2)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"m\.q") as caught:
         opened(tmp_path)
-    assert text in str(caught.value)
+    assert value in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("base", "text"),
-    [
-        ({"q.weight": torch.zeros(12, 1, dtype=torch.uint8)}, "the base's 'q.weight' has type U8: it is quantised"),
-        ({"q.weight": torch.zeros(6, 4, dtype=torch.int8)}, "the base's 'q.weight' has type I8: it is quantised"),
-        ({"q.qweight": torch.zeros(1, 6, dtype=torch.int32)}, "the base has 'q.qweight' instead of 'q.weight': it is"),
-    ],
-    ids=str,
+    ("name", "dtype"), [("q.weight", torch.uint8), ("q.weight", torch.int8), ("q.qweight", torch.int32)], ids=str
 )
-def test_a_quantised_base(tmp_path, base, text) -> None:
-    save_file(base, tmp_path / "base.safetensors")
+def test_a_quantised_base(tmp_path, name, dtype) -> None:
+    save_file({name: torch.zeros(6, 4, dtype=dtype)}, tmp_path / "base.safetensors")
     adapter = save_adapter(tmp_path / "adapter", {"q": factors(6, 4, 2, 0)})
-    with open_checkpoint(tmp_path / "base.safetensors") as checkpoint, pytest.raises(InputError) as caught:
-        open_task(adapter, checkpoint)
-    assert text in str(caught.value)
+    with (
+        open_checkpoint(tmp_path / "base.safetensors") as base,
+        pytest.raises(InputError, match=f"'{name}'.*quantised"),
+    ):
+        open_task(adapter, base)
 
 
 def test_what_is_missing_or_too_much_in_the_directory(tmp_path) -> None:
     configured(tmp_path)
     folder = tmp_path / "adapter"
-    with pytest.raises(InputError, match="holds the weights of an adapter alone: give its directory"):
+    with pytest.raises(InputError, match=r"adapter_model\.safetensors"):
         opened(tmp_path, adapter=folder / "adapter_model.safetensors")
-    with pytest.raises(InputError, match="is an adapter, which is a model only together with its base"):
+    with pytest.raises(InputError, match="is an adapter"):
         open_checkpoint(folder)
     save_file({"m.q.weight": torch.zeros(6, 4)}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"holds a whole model and an adapter \(adapter_model\.safetensors\)"):
+    with pytest.raises(InputError, match="a whole model and an adapter"):
         opened(tmp_path)
     (folder / "model.safetensors").unlink()
-    (folder / "adapter_config.json").rename(folder / "kept.json")
-    with pytest.raises(InputError, match=r"adapter_config\.json is missing, and without it the scaling is not known"):
-        opened(tmp_path)
-    (folder / "kept.json").rename(folder / "adapter_config.json")
-    (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(
-        InputError, match=r"has adapter_config\.json but no adapter_model\.safetensors or adapter_model"
-    ):
-        opened(tmp_path)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).rename(tmp_path / "aside")
+        with pytest.raises(InputError, match=name):
+            opened(tmp_path)
+        (tmp_path / "aside").rename(folder / name)
 
 
 def test_pickles_are_read_weights_only(tmp_path) -> None:

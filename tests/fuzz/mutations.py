@@ -7,26 +7,12 @@ import json
 from random import Random
 from typing import Any
 
-WHOLE = (0, -1, 1, 2, 7, 255, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63), 10**50, 10**99, 10**120)
-REAL = (0.0, -0.0, 0.5, 1.5, -2.5, 1e-320, 1e308, -1e308, 1e300, float("inf"), float("-inf"), float("nan"))
+WHOLE = (0, -1, 1, 2, 255, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**50, 10**120)
+REAL = (0.0, 0.5, -2.5, 1e-320, 1e308, 1e300, float("inf"), float("nan"))
 TEXTS = (
-    *("", " ", "\n", "\0", "a\0b", "\x1b[2J", "\u202eevil", "[bold]x", "\ud800", "caf\udce9", "é雪", "x" * 3000),
-    *(
-        "../../etc/passwd",
-        "/dev/null",
-        "/dev/zero",
-        "~",
-        "base",
-        ".",
-        "..",
-        "a/b",
-        "1e999",
-        "nan",
-        "inf",
-        "1/0",
-        "0x10",
-    ),
-    *("9" * 50, "9" * 400, "matched", "tunable_magmax", "magmax", "tsv", "ties", "F32", "F8_E4M3", "(a+)+$", "[", "{}"),
+    *("", "\n", "a\0b", "\x1b[2J", "\u202eevil", "[bold]x", "\ud800", "caf\udce9", "é雪", "x" * 3000, "9" * 400),
+    *("../../etc/passwd", "/dev/zero", "~", "base", "..", "a/b", "1e999", "1/0", "(a+)+$", "[", "{}"),
+    *("matched", "tunable_magmax", "magmax", "tsv", "ties", "F32", "F8_E4M3"),
 )
 
 
@@ -45,7 +31,7 @@ def values(random: Random) -> Any:
         return [values(random) for _ in range(random.randrange(4))]
     nested: Any = random.choice(WHOLE[:4])
     for _ in range(random.choice((1, 2, 3, 90, 150, 990, 3000))):
-        nested = [nested] if random.random() < 0.5 else {random.choice(TEXTS[9:16]): nested}
+        nested = [nested] if random.random() < 0.5 else {random.choice(TEXTS[11:16]): nested}
     return nested
 
 

@@ -29,7 +29,6 @@ from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.tailored import HeadRecord, MergeRecord, MixtureRecord, TailorRecord, read_record
 
 
 class FoundError(AssertionError):
@@ -101,18 +100,6 @@ def prepare(folder: Path) -> None:
     merge_checkpoints(
         folder / "base.safetensors", [folder / f"task{t}.safetensors" for t in (1, 2)], folder / "merged.safetensors"
     )
-    (folder / "site").mkdir()
-    preference.save(folder / "site" / "preference.json")
-    record = TailorRecord(
-        {"inputs": "site.csv"},
-        MixtureRecord("probe", 20, {"t1": 0.75, "t2": 0.25}, {"t1": [0.6, 0.9], "t2": [0.1, 0.4]}, 0.1, 1.6),
-        MergeRecord("tunable_magmax", 0.9, "by rule", 1.6, ({"model": "base", "log_loss": 0.5, "accuracy": 0.8},), 9),
-        HeadRecord("fitted", None, 9, 0, 0, True, 0.4, 0.6, "input", 0.1, "sha256:00", 90),
-        {"tailored": [0.9, 0.8, 0.95]},
-        None,
-        {"cat": 0.75, "dog": 0.25},
-    )
-    (folder / "site" / "tmx-tailor.json").write_text(record.to_json())
 
 
 # -- what reads each kind ---------------------------------------------------------------------------------------------
@@ -189,17 +176,12 @@ def _head(folder: Path) -> None:
 
 
 def _report(folder: Path) -> None:
-    tmx("inspect", folder / "merged.safetensors", "--shares")
+    tmx("inspect", folder / "merged.safetensors")
     tmx("inspect", "--verify", folder / "merged.safetensors")
 
 
 def _recipe(folder: Path) -> None:
     tmx("merge", "--dry-run", folder / "recipe.yml")
-
-
-def _tailored(folder: Path) -> None:
-    with suppress(TmxError):
-        read_record(folder / "site")
 
 
 def _json(file: bytes, random: Random) -> bytes:
@@ -219,7 +201,6 @@ def _holding(*metadata: str) -> Callable[[bytes, Random], bytes]:
 TARGETS = {
     "header": Target("task1.safetensors", _holding(), _header),
     "index": Target("sharded/model.safetensors.index.json", _json, _index),
-    "shard": Target("sharded/model-00001-of-00002.safetensors", _holding(), _index),
     "model config": Target("sharded/config.json", _json, _index),
     "adapter config": Target("adapter/adapter_config.json", _json, _adapter),
     "adapter weights": Target("adapter/adapter_model.safetensors", _holding(), _adapter),
@@ -229,5 +210,4 @@ TARGETS = {
     "head": Target("head.safetensors", _holding("classes"), _head),
     "report": Target("merged.report.json", _json, _report),
     "recipe": Target("recipe.yml", _yaml, _recipe),
-    "tailored": Target("site/tmx-tailor.json", _json, _tailored),
 }

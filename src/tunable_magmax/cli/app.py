@@ -64,7 +64,10 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = ("merge", "tailor", "prefer", "compare", "eval", "predict", "inspect", "convert", "push", "studio", "sweep")
+CONVERTED = (
+    *("merge", "tailor", "prefer", "compare", "eval", "predict", "inspect", "convert", "push", "studio", "sweep"),
+    *("train", "reproduce", "demo"),
+)
 """Commands that leave --quiet and --json to the program; the others declare them."""
 
 

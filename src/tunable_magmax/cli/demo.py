@@ -7,12 +7,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import note, progress_bars, show
+from tunable_magmax.cli.terminal import note, show_result, working
+from tunable_magmax.experiments.options import DemoOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import SiteStory, Story
@@ -20,28 +18,16 @@ if TYPE_CHECKING:
 NAMES, SITE = 44, 18  # columns of the models' names, and of a site
 
 
-def demo(
-    *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("demo-out"),
-    seed: int = 0,
-    as_json: Json = False,
-) -> None:
+def demo(*, options: DemoOptions = DemoOptions()) -> None:
     """The whole story on the CPU, offline, in about two minutes: train, forget, tailor to two sites, compare.
 
     A small encoder is pre-trained on the spot and learns characters in eight tasks. Needs the extras train and report.
-
-    Parameters
-    ----------
-    out
-        A directory for everything it makes. Started again, it goes on with the training there.
-    seed
-        Other seeds give other pictures and another encoder.
     """
     from tunable_magmax.experiments.demo import run_demo
 
-    with progress_bars(quiet=as_json) as progress:
-        story = run_demo(out, seed=seed, progress=progress, notify=None if as_json else note)
-    show(story.to_json() if as_json else "".join(f"{line}\n" for line in story_lines(story, out)))
+    with working() as work:
+        story = run_demo(options.out, seed=options.seed, progress=work.progress, notify=note)
+    show_result(story.to_json(), story_lines(story, options.out))
 
 
 def story_lines(story: Story, out: Path) -> Iterator[str]:

@@ -314,13 +314,6 @@ def progress_bars(quiet: bool) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
-    """Yields callbacks that show progress, and the steps of a training."""
-    with on_screen(Screen(quiet=quiet)), _display() as display:
-        yield (None, None) if display is None else (_phases(display), _ticks(display))
-
-
-@contextmanager
 def plain_warnings() -> Iterator[list[str]]:
     """Prints warnings for the user; yields the list of them."""
     with working():

@@ -89,9 +89,8 @@ class EnvironmentOptions:
     most: Count = 1000
     meta: Positive = 0.1
 
-    def sizes(self, tasks: Any) -> EnvironmentSizes:
-        """Returns the environments of a benchmark with so many tasks, or with groups of classes as its tasks."""
-        count = tasks if isinstance(tasks, int) else len(tasks or ())
+    def sizes(self, count: int) -> EnvironmentSizes:
+        """Returns the environments of a benchmark with so many tasks."""
         own = PAPER if self.mixtures == "paper" else {name: tuple(ratio) for name, ratio in self.mixtures.items()}
         size = {"paper": paper_size(count), "supply": None}.get(str(self.size), self.size)
         levels = level_mixtures(self.levels, count)
@@ -145,6 +144,11 @@ class Experiment(_Settings):
         """All rows of its tables."""
         return [Row.parse(name) for name in dict.fromkeys(self.rows)]
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks its sequences have."""
+        return _task_count(self.run)
+
     def joint_training(self, seed: int, steps: int) -> TrainConfig:
         """Returns the training of one model on all tasks together: the same recipe, with so many steps."""
         run = {**self.run, "benchmark": {**(self.run.get("benchmark") or {}), "tasks": 1}}
@@ -160,6 +164,12 @@ class Experiment(_Settings):
             benchmark.setdefault("holdout", HOLDOUT)
         data = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
         return TrainConfig.read(data, self.root, f"experiment {self.name}, run")
+
+
+def _task_count(run: Mapping[str, Any]) -> int:
+    """Returns how many tasks a run.yaml has; they may be a number, or groups of classes by name."""
+    tasks = (run.get("benchmark") or {}).get("tasks")
+    return tasks if isinstance(tasks, int) else len(tasks or ())
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
@@ -180,7 +190,7 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     assert file is not None
     name = file.name or path.stem
     own = {each.name: getattr(file, each.name) for each in fields(_Settings)}
-    sizes = file.environments.sizes((file.run.get("benchmark") or {}).get("tasks"))
+    sizes = file.environments.sizes(_task_count(file.run))
     named = own | {"name": name, "setting": file.setting or name}
     experiment = Experiment(**named, environments=sizes, root=path.parent.absolute())
     for seed in experiment.seeds:

@@ -79,6 +79,7 @@ class ExperimentPlan:
             "setting": self.experiment.setting,
             "about": self.experiment.about,
             "seeds": list(self.experiment.seeds),
+            "tasks": self.experiment.tasks,
             "environments": len(self.experiment.environments.names),
             "rows": len(self.experiment.planned),
             "jobs": [{"kind": kind, "jobs": count, "missing": left[kind]} for kind, count in self.jobs.items()],

@@ -269,7 +269,7 @@ from test_kept import numbered, pictures
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
 def samples(seed):
-    return numbered([f"a{seed}", "b"], 3) if sys.argv[2] == "text" else pictures(6, seed=seed)
+    return numbered([f"a{seed}", "b"], 1) if sys.argv[2] == "text" else pictures(2, seed=seed)
 calls = {name: getattr(os, name) for name in ("replace", "rename", "unlink", "mkdir", "fsync", "rmdir", "open")}
 for moment in range(300):
     def step(left=iter(range(moment))):
@@ -290,7 +290,7 @@ for moment in range(300):
         print(moment)
         break
 """
-    made = {"text": lambda seed: numbered([f"a{seed}", "b"], 3), "image": lambda seed: pictures(6, seed=seed)}[kind]
+    made = {"text": lambda seed: numbered([f"a{seed}", "b"], 1), "image": lambda seed: pictures(2, seed=seed)}[kind]
     start, wanted = new_run(tmp_path / "start"), new_run(tmp_path / "wanted")
     keep_samples(start, 0, made(0), source="training")
     keep_samples(wanted, 0, made(1), source="training")
@@ -304,7 +304,7 @@ for moment in range(300):
     for moment in range(moments):
         run = Run.open(tmp_path / str(moment))
         assert run.kept[0] in (start.kept[0], wanted.kept[0])
-        assert len(open_kept(run, 0)) == 6
+        assert len(open_kept(run, 0)) == 2
         keep_samples(run, 0, made(1), source="training")
         assert files(run) == files(wanted)
 

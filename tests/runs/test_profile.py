@@ -49,23 +49,15 @@ def test_round_trip(tmp_path: Path) -> None:
     assert same(loaded, EXAMPLE)
     assert loaded.label_table == {"finch": 6, "owl": 2}
     assert loaded.width == 3
-    np.testing.assert_array_equal(loaded.features, EXAMPLE.features)
+    for name in ("features", "base_features", "row_labels"):
+        array = getattr(loaded, name)
+        np.testing.assert_array_equal(array, getattr(EXAMPLE, name))
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
     BARE.save(tmp_path / "bare.safetensors")
     bare = Profile.load(tmp_path / "bare.safetensors")
     assert same(bare, BARE)
     assert (bare.base, bare.base_features, bare.row_labels) == (None, None, None)
-
-
-def test_it_holds_the_rows_under_the_base() -> None:
-    loaded = Profile.load(GOLDEN)
-    assert loaded.base == "sha256:ba5e"
-    assert loaded.base_features is not None
-    assert loaded.row_labels is not None
-    assert loaded.base_features.tolist() == [[1.0, 0.5], [-2.0, 0.25]]
-    assert loaded.row_labels.tolist() == [1, 0]
-    for array in (loaded.base_features, loaded.row_labels):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
 
 
 def test_profiles_of_one_base_and_encoder() -> None:

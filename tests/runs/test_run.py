@@ -10,6 +10,7 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.profile import Profile
+from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run, is_run
 
 PLAIN = {
@@ -87,18 +88,18 @@ def test_a_profile_of_another_task_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ("{", "not a readable JSON file"),
-        ("[]", "run.json"),
-        ({**PLAIN, "version": 2}, "version is 2: must be 1"),
-        ({"version": 1, "tasks": []}, "'base' is missing"),
-        ({"version": 1, "base": "b"}, "'tasks' is missing"),
-        ({**PLAIN, "tasks": []}, "the run has no tasks"),
+        ("{", "JSON"),
+        ("[]", "mapping"),
+        ({**PLAIN, "version": 2}, "version is 2"),
+        ({"version": 1, "tasks": []}, "'base'"),
+        ({"version": 1, "base": "b"}, "'tasks'"),
+        ({**PLAIN, "tasks": []}, "no tasks"),
         ({**PLAIN, "tasks": ["t"]}, "tasks.0 is 't'"),
-        ({**PLAIN, "tasks": [{"name": "t"}]}, "'tasks.0.checkpoint' is missing"),
-        ({**PLAIN, "tasks": [{"checkpoint": "t", "profile": 3}]}, "tasks.0.profile is 3: must be a text"),
+        ({**PLAIN, "tasks": [{"name": "t"}]}, "tasks.0.checkpoint"),
+        ({**PLAIN, "tasks": [{"checkpoint": "t", "profile": 3}]}, "tasks.0.profile is 3"),
         ({**PLAIN, "tasks": [{"checkpoint": "t", "classes": []}]}, "tasks.0.classes is []"),
-        ({**PLAIN, "tasks": [PLAIN["tasks"][0]] * 2}, "two tasks have the same name"),
-        ({**PLAIN, "classifier": {"head": 3}}, "classifier.head is 3: must be a text"),
+        ({**PLAIN, "tasks": [PLAIN["tasks"][0]] * 2}, "same name"),
+        ({**PLAIN, "classifier": {"head": 3}}, "classifier.head is 3"),
         ({**PLAIN, "benchmark": "cifar100"}, "benchmark is 'cifar100'"),
     ],
 )
@@ -133,22 +134,8 @@ def test_a_run_in_training(tmp_path):
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "metrics.json", "run.json", "task-01"]
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("merge", "-o out"),
-        ("merge", "--dry-run"),
-        ("sweep", "--from 1,0 --to 0,1 -o out"),
-        ("prefer", "--equal"),
-        ("tailor", "--equal -o out"),
-        ("eval", ""),
-        ("compare", "--preference site.json"),
-        ("init", "--data site"),
-    ],
-)
-def test_run_json_in_place_of_its_directory(tmx, tmp_path, command, options):
-    file = tmp_path / "run" / "run.json"
-    file.parent.mkdir()
-    file.write_text("{}")
-    result = tmx(command, file, *options.split())
-    assert (result.code, result.err) == (2, f"error: give the directory {file.parent}/, not run.json\n")
+def test_run_json_in_place_of_its_directory(tmp_path):
+    write(tmp_path, PLAIN)
+    for opens in (Run.open, read_recipe):
+        with pytest.raises(InputError, match=r"not run\.json"):
+            opens(tmp_path / "run.json")

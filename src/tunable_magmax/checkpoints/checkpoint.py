@@ -33,10 +33,6 @@ class Opened(ABC):
     def refuse_changed(self) -> None:
         """Raises an `InputError` if a file is not what it was when it was opened; for after the last read."""
 
-    @abstractmethod
-    def digests(self) -> dict[Path, str]:
-        """Returns the SHA-256 of each of the `files` as it was read here, even if it has been replaced since."""
-
     def close(self) -> None:  # noqa: B027 - files are opened for each read
         """Frees what was loaded. Nothing may be read afterwards."""
 

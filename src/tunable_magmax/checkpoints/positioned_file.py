@@ -7,7 +7,6 @@ short kills the process instead of raising an error.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,16 +48,6 @@ class PositionedFile:
         """Raises an `InputError` if the file is not the one that was opened, or was written to since then."""
         with self._open():
             pass
-
-    def sha256(self) -> str:
-        """Returns the digest of the whole file."""
-        digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
-        with self._open() as descriptor:
-            for start in range(0, self.size, block.nbytes):
-                part = block[: self.size - start]
-                self._read(descriptor, start, part)
-                digest.update(part)
-        return digest.hexdigest()
 
     @contextmanager
     def _open(self) -> Iterator[int]:

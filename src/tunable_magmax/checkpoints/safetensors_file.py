@@ -52,9 +52,6 @@ class SafetensorsFile(Checkpoint):
     def refuse_changed(self) -> None:
         self._file.refuse_changed()
 
-    def digests(self) -> dict[Path, str]:
-        return {self.path: self._file.sha256()}
-
 
 class _DamagedError(Exception):
     """Says what is wrong with a file, and what to do."""

@@ -145,9 +145,6 @@ class _Directory(Checkpoint):
         for part in self._parts:
             part.refuse_changed()
 
-    def digests(self) -> dict[Path, str]:
-        return {file: digest for part in self._parts for file, digest in part.digests().items()}
-
     def close(self) -> None:
         for part in self._parts:
             part.close()

@@ -106,9 +106,6 @@ class TorchFile(Checkpoint):
     def refuse_changed(self) -> None:
         self._file.refuse_changed()
 
-    def digests(self) -> dict[Path, str]:
-        return {self.path: self._file.sha256()}
-
     def close(self) -> None:
         self._tensors, self._loaded = {}, {}
 

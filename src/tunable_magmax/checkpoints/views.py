@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -57,9 +56,6 @@ class View(Checkpoint):
 
     def refuse_changed(self) -> None:
         self._opened.refuse_changed()
-
-    def digests(self) -> dict[Path, str]:
-        return self._opened.digests()
 
     def close(self) -> None:
         self._opened.close()

@@ -156,9 +156,6 @@ class Adapter(Opened):
         self.stored.refuse_changed()
         self._config.refuse_changed()
 
-    def digests(self) -> dict[Path, str]:
-        return {**self.stored.digests(), self._config.path: self._config.sha256()}
-
     def close(self) -> None:
         self.stored.close()
 

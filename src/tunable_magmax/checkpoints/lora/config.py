@@ -17,24 +17,7 @@ _N = TypeVar("_N", int, float)
 CONFIG_NAME = "adapter_config.json"
 MERGE_FIRST = "merge it into its base with PEFT's merge_and_unload, and give the merged checkpoint as the task"
 
-# Keys that change what the weights mean, and what they ask for.
-_REFUSED = {
-    "use_dora": "DoRA",
-    "layer_replication": "layer replication",
-    "trainable_token_indices": "trainable tokens",
-    "lora_bias": "LoRA with a bias of its own",
-    "target_parameters": "LoRA on bare parameters (mixtures of experts)",
-    "alora_invocation_tokens": "activated LoRA (aLoRA)",
-    "use_qalora": "QALoRA, which is for quantised bases",
-    "use_bdlora": "block-diagonal LoRA",
-    "arrow_config": "Arrow routing between adapters",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-    "velora_config": "VeLoRA",
-    "megatron_config": "Megatron's parallel layers",
-    "quantization_config": "a quantised base",
-}
-# Keys about how training was set up, or read below.
+# Keys about how training was set up, or read below. All others may change what the weights mean, and are refused.
 _HARMLESS = frozenset(
     [
         "alpha_pattern",
@@ -142,10 +125,8 @@ def _refused(content: Mapping[str, Any]) -> Iterator[str]:
     for key, value in content.items():
         if not value:  # null, false or empty: not asked for, also where we do not know what it is
             continue
-        if key in _REFUSED:
-            yield f"{key} asks for {_REFUSED[key]}"
-        elif key not in _HARMLESS:
-            yield f"{key} is {shortened(repr(value))}, a key unknown here, which may change what the weights mean"
+        if key not in _HARMLESS:  # such as use_dora
+            yield f"{key} is {shortened(repr(value))}, which may change what the weights mean"
     start = content.get("init_lora_weights")
     if start not in _STARTS:
         yield f"init_lora_weights is {shortened(repr(start))}, which starts from a changed base, not from the one given"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -98,6 +99,8 @@ app.register_install_completion_command(help="Install completion of options and 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code."""
+    # Before numpy is loaded: the threads of OpenBLAS wait by spinning, which costs small fits several times their work.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     open_closed_streams()
     tokens, flags = split_flags(sys.argv[1:] if arguments is None else arguments)
     with stopped_by_signals(), on_screen(Screen("quiet" in flags, "json" in flags)):

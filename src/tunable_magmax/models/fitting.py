@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ class FoldedRows:
 
     def __init__(self, rows: Rows, classes: int, seed: int = 0) -> None:
         self.rows, self.classes = rows, classes
-        self.folds = stratified_folds(rows.labels, seed)
+        self.folds = _folds(rows.labels.tobytes(), seed)
         each = np.zeros((FOLDS, classes))
         np.add.at(each, (self.folds, rows.labels), 1.0)
         self.present = each.sum(axis=0) > 0
@@ -221,6 +222,12 @@ class FoldedRows:
                 scores[places] = features @ weight.T + bias
             fits.scores[shrinkage] = _centred(scores)
         return fits.scores[shrinkage]
+
+
+@lru_cache(8)
+def _folds(labels: bytes, seed: int) -> Ints:
+    """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
+    return stratified_folds(np.frombuffer(labels, dtype=np.int64), seed)
 
 
 class _Problem:

@@ -59,7 +59,7 @@ def test_a_checkpoint_with_its_head(tmx, image_run, site):
     assert result.code == 0, result.err
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0] == f"{image_run.path / 'first'} on {site}, with the head {head}"
+    assert lines[0] == f"{image_run.path / 'first'} on {site}, head: {head}"
     assert lines[1].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
     found = told(tmx, image_run.path / "first", "--data", site, "--head", head)["accuracy"]
     for line, share in zip(lines[2:5], ({"name": "all", **found}, *found["tasks"]), strict=True):
@@ -266,12 +266,17 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
             "{run} --checkpoint frist --data {site}",
             "has no checkpoint 'frist' (did you mean 'first'?); it has base, first",
         ),
-        ("{run} --checkpoint first --weights 1,2", "checkpoint and options of a merge: leave out the one"),
-        ("{run}/first --checkpoint first", "checkpoint names checkpoints of a run directory, which"),
-        ("{run} --method average --run {run}", "is a run itself: leave out run"),
+        (
+            "{run} --checkpoint first --weights 1,2",
+            "without options of a merge",
+        ),
+        (
+            "{run}/first --checkpoint first",
+            "without options of a merge",
+        ),
         (
             "{run}/first --weights 1,2",
-            "is a checkpoint, so there is nothing to merge: leave out the options of a merge",
+            "is a checkpoint: leave out the options of a merge",
         ),
         ("{run}/first", "run.json names no benchmark. Give data"),
         ("{run} --weights 1,2,3 --data {site}", "3 weights"),

@@ -28,8 +28,9 @@ from tunable_magmax.models.head import Head, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, find_head
+from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.used_head import find_head
 
 CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}

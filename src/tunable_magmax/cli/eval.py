@@ -48,7 +48,7 @@ def eval(model: Path | None = None, /, *, options: EvalOptions = EvalOptions()) 
 
 def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
     """Yields the lines about a model, or about checkpoints of a run: all of them with the accuracy matrix."""
-    yield f"{found.model} on {found.data}, with the head {found.head}"
+    yield f"{found.model} on {found.data}, head: {found.head}"
     if (report := found.merge) is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
     if found.prior is not None:

@@ -36,7 +36,8 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
     if options.dry_run:
         with working():
             facts = check_tailoring(run_dir, options)
-        show_result(facts, (f"{key:10}{value}" for key, value in facts.items()))
+        shown = {name: ", ".join(map(str, v)) if isinstance(v, list | dict) else v for name, v in facts.items()}
+        show_result(facts, (f"{name:10}{value}" for name, value in shown.items()))
         return
     with working() as work:
         made = make(run_dir, options, work.progress)

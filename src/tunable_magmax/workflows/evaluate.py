@@ -19,19 +19,20 @@ from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import Bench, measure_model
 from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.evaluation.run_models import MergeSpec, RunModels, merged_labels
+from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged
-from tunable_magmax.models.builtin import builtin_labels, load_builtin
-from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Head, builtin_head, load_head
+from tunable_magmax.models.builtin import builtin_labels
+from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.head import Head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import HEAD_FILE, METRICS, RUN_FILE, Run, is_run, refuse_run_file
+from tunable_magmax.runs.run import METRICS, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
+from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.options import Reading, given
-from tunable_magmax.workflows.site_options import EvalOptions
+from tunable_magmax.workflows.site_options import EvalOptions as EvalOptions
+from tunable_magmax.workflows.used_head import Prior, checkpoint_number, find_head
 
 if TYPE_CHECKING:
     import pandas
@@ -40,13 +41,9 @@ if TYPE_CHECKING:
 
 Data: TypeAlias = str | Path | Samples | Benchmark | None
 """Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
-Prior: TypeAlias = Preference | Literal["auto", "none"]
-"""A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
-HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
 ALL = "all"
 """Names all checkpoints of a run."""
-OWN = "the model's own classifier"
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,60 +108,30 @@ def measure(model: Path | None, options: EvalOptions, progress: Progress | None 
     """
     kind = None if model is None else _kind_of(model)
     merging = any(map(given, (options.checkpoints, options.weighting, options.merging)))
-    _refuse_unclear(model, kind, merging, options)
-    if model is not None and kind == "run" and not merging and not options.checkpoint:
-        return measured_by_training(model)
     prior: Prior = options.prior
     if options.weighting.preference is not None and prior == "auto":
         prior = Preference.load(options.weighting.preference)
-    if model is not None and options.checkpoint:
+    how: dict[str, Any] = {"head": options.head, "prior": prior, "reading": options.reading, "progress": progress}
+    if options.checkpoint:
+        if model is None or kind != "run" or merging:
+            raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
         chosen = None if ALL in options.checkpoint else options.checkpoint
-        return evaluate_run(
-            model,
-            options.data,
-            checkpoints=chosen,
-            head=options.head,
-            prior=prior,
-            reading=options.reading,
-            progress=progress,
-        )
-    subject: Path | Recipe
-    if model is not None and kind == "checkpoint":
-        subject = model
-    else:
-        subject = recipe_of(model, options.checkpoints, options.weighting, options.merging)
-    return evaluate(
-        subject,
-        options.data,
-        head=options.head,
-        run=model if kind == "run" else options.run,
-        prior=prior,
-        reading=options.reading,
-        progress=progress,
-    )
-
-
-def _refuse_unclear(model: Path | None, kind: str | None, merging: bool, options: EvalOptions) -> None:
-    """Raises an error that says what can be evaluated, where that is not clear."""
-    is_run = kind == "run"
-    if options.checkpoint and not is_run:
-        raise InputError(f"checkpoint names checkpoints of a run directory, which {model or 'nothing'} is not")
-    if options.checkpoint and merging:
-        raise InputError("checkpoint and options of a merge: leave out the one that is not meant")
-    if is_run and options.run is not None:
-        raise InputError(f"{model} is a run itself: leave out run")
+        return evaluate_run(model, options.data, checkpoints=chosen, **how)
+    if merging and kind == "checkpoint":
+        raise InputError(f"{model} is a checkpoint: leave out the options of a merge, or give a run directory")
     if model is None and not merging:
         raise InputError("what should be evaluated? Give a checkpoint, a run directory or a YAML configuration")
-    if is_run and not merging and not options.checkpoint and (options.data, options.head) != (None, None):
-        raise InputError(
-            f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
-            "--preference FILE, --weights 3,1,0 or --method NAME"
-        )
-    if merging and kind == "checkpoint":
-        raise InputError(
-            f"{model} is a checkpoint, so there is nothing to merge: leave out the options of a merge, or give a run "
-            "directory"
-        )
+    if model is not None and kind == "run" and not merging:
+        if (options.data, options.head) != (None, None):
+            raise InputError(
+                f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
+                "--preference FILE, --weights 3,1,0 or --method NAME"
+            )
+        return measured_by_training(model)
+    if model is not None and kind == "checkpoint":
+        return evaluate(model, options.data, run=options.run, **how)
+    recipe = recipe_of(model, options.checkpoints, options.weighting, options.merging)
+    return evaluate(recipe, options.data, run=model if kind == "run" else options.run, **how)
 
 
 def evaluate(
@@ -207,7 +174,7 @@ def evaluate(
     if isinstance(subject, Recipe):
         merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
-    elif used.head.builtin and owner is not None and (number := _checkpoint_number(base, owner)) is not None:
+    elif used.head.builtin and owner is not None and (number := checkpoint_number(base, owner)) is not None:
         with RunModels(owner.base, owner.tasks, progress=progress) as models:
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
@@ -220,7 +187,7 @@ def evaluate(
         warnings.warn(
             f"{overall.value:.1%} is no better than guessing among {len(used.head.classes)} classes: are the rows of "
             f"{used.source} for the normalised embeddings of this model? It has a classifier of its own, which is used "
-            "if no head is owner",
+            "if no head is given",
             stacklevel=2,
         )
     return Evaluation(
@@ -321,108 +288,6 @@ def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMat
         return AccuracyMatrix.of(tasks, [shares(task) for task in trained], before, accuracies[trained[0]].task_samples)
 
     return matrix(known=False), matrix(known=True)
-
-
-# -- the head ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class UsedHead:
-    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks.
-
-    `prior`: where the prior in its bias came from, "preference" or "head"; None without one.
-    """
-
-    head: Head
-    source: str
-    run: Run | None
-    prior: str | None
-
-    @property
-    def frozen(self) -> Head | None:
-        """The head, unless it stands for the models' own classifiers."""
-        return None if self.head.builtin else self.head
-
-    def encoder(self, checkpoint: Path, device: str | None) -> Encoder:
-        """Loads the encoder that the head belongs to; what it lacks beside its weights comes from the run's base."""
-        load = load_builtin if self.head.builtin else load_encoder
-        return load(checkpoint, device, assets=None if self.run is None else self.run.base)
-
-
-def find_head(
-    model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, prior: Prior = "auto"
-) -> UsedHead:
-    """Returns the head to score a model with: the one given; else beside the model; else that of the run.
-
-    The run is `run`, or that whose checkpoints these are or were merged, by the merge's log. Without any of them it is
-    the classifier that the model has itself; of a checkpoint of `run`, that which merges of its tasks have.
-    """
-    owner = run or _run_of(model)
-    place = model.base if isinstance(model, Recipe) else model
-    folder = place if place.is_dir() else place.parent
-    if head is None:
-        files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
-        beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
-        head = (in_run or beside) if run is not None else (beside or in_run)
-    if head is not None:
-        return _with_prior(load_head(head), str(head), owner, prior)
-    if (labels := _own_labels(model, run)) is not None:
-        return _with_prior(builtin_head(labels), OWN, owner, prior)
-    if owner is not None:
-        raise InputError(
-            f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
-            f"`tmx init {owner.path} --head HEAD`"
-        )
-    similar = sorted(folder.glob("*head*.safetensors"))
-    hint = f" (perhaps {similar[0]})" if similar else ""
-    raise InputError(
-        f"{place}: which head turns its embeddings into classes? Give head, a file{hint}, or put the head "
-        f"beside it as {HEAD_FILES[0]}"
-    )
-
-
-def _with_prior(head: Head, source: str, run: Run | None, prior: Prior) -> UsedHead:
-    if prior == "none":
-        return UsedHead(head.with_bias(None), source, run, None)
-    if isinstance(prior, Preference) and prior.prior is not None:
-        return UsedHead(head.with_bias(prior.prior.bias(head.classes)), source, run, "preference")
-    return UsedHead(head, source, run, "head" if head.bias.any() else None)
-
-
-def _own_labels(model: Path | Recipe, run: Run | None) -> tuple[str, ...] | None:
-    if isinstance(model, Recipe):
-        return merged_labels(model.base, model.tasks)
-    if run is not None and _checkpoint_number(model, run) is not None:
-        return merged_labels(run.base, run.tasks)
-    return builtin_labels(model)
-
-
-def _checkpoint_number(model: Path, run: Run) -> int | None:
-    """Returns which checkpoint of a run a path is, 0 is the base; None if it is none of them."""
-    places = [path.resolve() for path in (run.base, *run.tasks)]
-    return places.index(model.resolve()) if model.resolve() in places else None
-
-
-def _run_of(model: Path | Recipe) -> Run | None:
-    """Returns the run whose checkpoints these are, or were merged."""
-    if isinstance(model, Recipe):
-        return _holder([model.base, *model.tasks])
-    try:
-        inputs = None if (run := _holder([model])) else logged_inputs(model)
-    except InputError:  # no merge, or one without its report
-        return None
-    return run if inputs is None else _holder([inputs.base, *inputs.tasks])
-
-
-def _holder(checkpoints: list[Path]) -> Run | None:
-    """Returns the nearest run directory above the first checkpoint, if its run.json lists them all."""
-    folder = next(filter(is_run, checkpoints[0].parents), None)
-    try:
-        run = None if folder is None else Run.open(folder)
-    except InputError:
-        return None
-    listed = set() if run is None else {path.resolve() for path in (run.base, *run.tasks)}
-    return run if {path.resolve() for path in checkpoints} <= listed else None
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

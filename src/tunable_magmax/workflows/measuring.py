@@ -28,10 +28,11 @@ from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Linear, builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import OWN, Data, find_head, open_labelled
+from tunable_magmax.workflows.evaluate import Data, open_labelled
 from tunable_magmax.workflows.material import KeptSamples, site_shares
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailored import run_identity
+from tunable_magmax.workflows.used_head import OWN, find_head
 
 SAMPLES = 400
 """So many samples are measured on by default: on two cores a small encoder needs a tenth of a second for them."""

@@ -24,10 +24,8 @@ from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
 from tunable_magmax.workflows.evaluate import (
-    HEAD_FILES,
     Data,
     Evaluation,
-    Prior,
     evaluate,
     evaluate_run,
     measured_by_training,
@@ -48,6 +46,7 @@ from tunable_magmax.workflows.site_options import CompareOptions, PreferOptions,
 from tunable_magmax.workflows.sweep import Sweep, SweepOptions, sweep
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
+from tunable_magmax.workflows.used_head import HEAD_FILES, Prior
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.metrics import AccuracyMatrix

@@ -9,7 +9,7 @@ import pytest
 
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.studio.lines import compared, sentence
-from tunable_magmax.workflows.measuring import Measurement, Setting
+from tunable_magmax.studio.measuring import Measurement, Setting
 
 SAMPLES = 40
 

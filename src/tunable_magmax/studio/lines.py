@@ -11,7 +11,7 @@ from tunable_magmax.evaluation.choosing import title_of
 from tunable_magmax.evaluation.comparison import MixedShare, Paired, holm, paired
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
+from tunable_magmax.studio.measuring import DataSet, Measurement, Measuring, Setting
 
 MAGMAX = MergeSpec("magmax", "matched")
 WORDS = {"base": "the base", "last": "the last checkpoint", "best": "the best single task here", "magmax": "MAGMAX"}

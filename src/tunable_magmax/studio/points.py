@@ -14,7 +14,7 @@ from tunable_magmax.evaluation.choosing import default_method, default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.measuring import Setting
+from tunable_magmax.studio.measuring import Setting
 from tunable_magmax.workflows.prefer import completed
 
 MOST_SCALE = 100.0

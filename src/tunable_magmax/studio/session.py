@@ -24,12 +24,12 @@ from tunable_magmax.studio.lines import (
     sentence,
     share_record,
 )
+from tunable_magmax.studio.measuring import DataSet, Measurement, Measuring, Setting
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest, Preset, setting_of, tailor_command, usual_presets
 from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
 from tunable_magmax.studio.uploads import Uploads
 from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
-from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.merge import read_preference
 from tunable_magmax.workflows.prefer import completed
 from tunable_magmax.workflows.tailor import why_not_tsv

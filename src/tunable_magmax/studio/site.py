@@ -18,8 +18,8 @@ from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.assignment import SETTLED, USUAL_OUTSIDE, Assigned, assign, samples_needed
 from tunable_magmax.studio.guard import Refused
+from tunable_magmax.studio.measuring import DataSet, Measuring, Setting
 from tunable_magmax.studio.points import Preset
-from tunable_magmax.workflows.measuring import DataSet, Measuring, Setting
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import find_preference
 from tunable_magmax.workflows.site import Site, SiteSources

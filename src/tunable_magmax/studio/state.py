@@ -8,10 +8,10 @@ from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.measuring import DataSet
 from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest, usual_method
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.uploads import FILE_BYTES, FILES, SUFFIXES, TOTAL_BYTES
-from tunable_magmax.workflows.measuring import DataSet
 
 
 def state_of(studio: Studio) -> dict[str, Any]:

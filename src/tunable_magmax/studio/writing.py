@@ -17,8 +17,8 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.desk import Events, Stopped
 from tunable_magmax.studio.guard import Refused, error_body
+from tunable_magmax.studio.measuring import Setting
 from tunable_magmax.studio.points import Preset
-from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import read_record

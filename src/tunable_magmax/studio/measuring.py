@@ -1,24 +1,17 @@
-"""Measures models of a run on labelled samples, with the heads that `tmx tailor` would fit: for `sweep --data`, studio.
-
-`Bench` merges, embeds and fits; here are the samples that heads are fitted to, and those that models are measured on.
-"""
+"""Measures points of the page on labelled samples with the heads that `tmx tailor` would fit, on `Bench`."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import MixedShare, sample_weights
@@ -31,11 +24,8 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import Data, open_labelled
 from tunable_magmax.workflows.material import KeptSamples, site_shares
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.tailored import run_identity
-from tunable_magmax.workflows.used_head import OWN, find_head
+from tunable_magmax.workflows.used_head import find_head
 
-SAMPLES = 400
-"""So many samples are measured on by default: on two cores a small encoder needs a tenth of a second for them."""
 FIT_ROWS = 300
 """Kept samples that heads are fitted to here, two of each class at least; `tmx tailor` takes as many as it affords."""
 KEPT = "kept"
@@ -44,25 +34,18 @@ KEPT = "kept"
 
 @dataclass(frozen=True)
 class Setting:
-    """A merge for a mixture, and the head that it gets.
-
-    `fitted`: the head that `tmx tailor` would make, else the old one. `informed`: whether a fitted head expects the
-    mixture's classes, else all alike.
-    """
+    """A merge for a mixture. `informed`: whether its head expects the mixture's classes, else all alike."""
 
     preference: Preference
     """With the class shares that the head gets if it is `informed`."""
     scale: float | str | None = "matched"
     method: str = "tunable_magmax"
     informed: bool = True
-    fitted: bool = True
-    exact: tuple[Fraction, ...] | None = None
-    """Weights to merge with that floats may not hold, such as 1/3, or that are factors."""
 
     @property
     def spec(self) -> MergeSpec:
         """The merge."""
-        return MergeSpec(self.method, self.scale, self.preference.weights if self.exact is None else self.exact)
+        return MergeSpec(self.method, self.scale, self.preference.weights)
 
     @property
     def prior(self) -> bool:
@@ -106,23 +89,19 @@ class DataSet:
             return np.full(len(self), 1 / len(self))
         return sample_weights(self.sample_tasks, mix)
 
-    @property
-    def digest(self) -> str:
-        """What the samples are recognised by: their positions and labels in data of this name."""
-        return _digest([self.title, list(self.positions), self.samples.labels.tolist()])
-
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """Which samples of a data set a model gets right, in the order of the data set. `id`: one model, head and data."""
+    """Which samples of a data set a model gets right, in the order of the data set. `id`: one model, head and data.
+
+    `scale`: the number that the merge's scale was. `head`: "fitted" or "old".
+    """
 
     id: str
     data: str
     right: NDArray[np.bool_]
     scale: float
-    """The number that the merge's scale was."""
     head: str = "old"
-    """What its head is: "fitted" or "old"."""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -143,31 +122,21 @@ class Measurement:
 
 
 class Measuring:
-    """Measures models of one run on labelled samples. A context manager; may be used by several threads.
+    """Measures models of one run on labelled samples; may be used by several threads.
 
-    with Measuring(run) as measuring:
-        data = measuring.open_data("heldout")
-        measuring.measure(Setting(preference), data).overall.value
+    measuring = Measuring(run)
+    data = measuring.open_data("heldout")
+    measuring.measure(Setting(preference), data).overall.value
     """
 
-    def __init__(
-        self,
-        run: Run,
-        head: str | Path | None = None,
-        *,
-        seed: int = 0,
-        device: str | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        used = find_head(run.base, head, run, "none")
-        self.run, self.seed = run, seed
+    def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
+        used = find_head(run.base, None, run, "none")
+        self.run = run
         self.bench = Bench(run, head=used.frozen, seed=seed, device=device, progress=progress)
-        if self.bench.is_builtin and head is not None:
-            raise InputError(f"{run.path}: its tasks have classifiers themselves, so {head} has no place; leave it out")
         self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else used.head
-        self.kept = self._open_kept()
-        files = [] if used.source == OWN else [Path(used.source)]
-        self.identity = _digest([run_identity(run, files), seed])
+        kept = KeptSamples.open(self.bench) if self.bench.views else None
+        equal = np.full(len(self.bench.classes), 1 / len(self.bench.classes))
+        self.kept = None if kept is None else kept.take(self.bench, equal, FIT_ROWS)
         self._usual: dict[MergeSpec, FittedHead] = {}
         self._known: set[tuple[MergeSpec, str]] = set()
         self._lock = threading.RLock()
@@ -182,38 +151,20 @@ class Measuring:
         """Frees the task vectors."""
         self.bench.close()
 
-    def _open_kept(self) -> BenchData | None:
-        kept = KeptSamples.open(self.bench) if self.bench.views else None
-        equal = np.full(len(self.bench.classes), 1 / len(self.bench.classes))
-        return None if kept is None else kept.take(self.bench, equal, FIT_ROWS)
-
     # -- samples -----------------------------------------------------------------------------------------------------
 
-    def open_data(
-        self,
-        name: str,
-        data: Data = None,
-        *,
-        mixed: bool = False,
-        limit: int | None = SAMPLES,
-        reading: Reading | None = None,
-    ) -> DataSet:
-        """Opens labelled samples, by default the run's test data; of more than `limit`, a seeded draw.
+    def open_data(self, name: str, data: Data = None, *, mixed: bool = False, limit: int | None = None) -> DataSet:
+        """Opens labelled samples, by default the run's test data; of more than `limit`, a fixed random draw.
 
         Unless they are `mixed`, so many of one task as of another are drawn.
         """
-        reading = replace(reading or Reading(), max_samples=None)
-        labelled, title = open_labelled(data, self.head, self.run, reading)
+        labelled, title = open_labelled(data, self.head, self.run, Reading())
         total = len(labelled)
         if limit is not None:
             labelled = labelled.draw(limit) if mixed else labelled.draw_evenly(limit)
-        names = [self.bench.classes[label] for label in labelled.targets.tolist()]
-        tasks = None if labelled.sample_tasks is None else labelled.sample_tasks.tolist()
-        samples = labelled.samples.subset(labelled.positions)
         self.bench.forget(name)
-        opened = self.bench.open(name, samples, names, tasks)
-        positions = tuple(labelled.positions[k] for k in opened.prepared.positions)
-        return DataSet(name, title, opened, total, mixed, positions, tasks is not None)
+        opened = self.bench.open_labelled(name, labelled)
+        return DataSet(name, title, opened, total, mixed, opened.prepared.positions, labelled.sample_tasks is not None)
 
     def open_kept_data(self) -> DataSet | None:
         """Returns the kept samples as data to measure on, by cross-validation; None if there are too few."""
@@ -238,12 +189,12 @@ class Measuring:
     # -- models ------------------------------------------------------------------------------------------------------
 
     def measure(
-        self, setting: Setting, data: DataSet, check: Callable[[], None] | None = None, identity: str | None = None
+        self, setting: Setting, data: DataSet, check: Callable[[], None] | None = None, identity: str = ""
     ) -> Measurement:
-        """Measures a model. `check` is called now and then, and may raise to stop it. `identity`: its id, if known."""
+        """Measures a model. `check` is called now and then, and may raise to stop it."""
         began = time.perf_counter()
         with self._lock:
-            for part in self._embedded_for(setting, data):
+            for part in [*([] if data.crossed else [data.samples]), *([] if self.kept is None else [self.kept])]:
                 self.bench.features(setting.spec, part, check)
             embedded = time.perf_counter()
             right, head = self._answers(setting.spec, setting, data, check)
@@ -251,7 +202,12 @@ class Measuring:
         ended = time.perf_counter()
         seconds = {"features": embedded - began, "head": ended - embedded, "total": ended - began}
         spent = {phase: round(value, 4) for phase, value in seconds.items()}
-        return Measurement(identity or self.identify(setting, data), data.name, right, scale, head, spent)
+        return Measurement(identity, data.name, right, scale, head, spent)
+
+    def identify(self, setting: Setting, data: DataSet) -> str:
+        """Returns the id of a measurement in this session: equal ids have equal answers."""
+        parts = (setting.spec, self.site(setting).key, data.name, data.positions, data.samples.labels.tobytes())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def measure_model(self, spec: MergeSpec, setting: Setting, data: DataSet) -> NDArray[np.bool_]:
         """Returns which samples another model of the run gets right, with its own head for the setting's mixture."""
@@ -264,9 +220,10 @@ class Measuring:
         """Returns about the same at no cost: with the head that was fitted to equal weights, moved to the mixture."""
         with self._lock:
             self._known.add((spec, data.name))
-            if not setting.fitted:
-                return self._answers(spec, setting, data, None)[0]
-            fit = self._usual_fit(spec)
+            if spec not in self._usual:
+                equal = Setting(Preference.equal(len(self.run.tasks)), informed=False)
+                self._usual[spec] = self.bench.fit(spec, self.site(equal))
+            fit = self._usual[spec]
             if data.crossed:
                 return _of_rows(fit, data)
             moved = np.log(np.maximum(self.site(setting).shares, 1e-9)) + np.log(len(self.bench.classes))
@@ -281,13 +238,9 @@ class Measuring:
         named = []
         with self._lock:
             for spec in (setting.spec, BASE):
-                logits = self.bench.logits(spec, data.samples, self._head(spec, setting, None)[0])
+                logits = self.bench.logits(spec, data.samples, self.bench.fit(spec, self.site(setting)).linear)
                 named.append([self.bench.classes[index] for index in logits.argmax(axis=1).tolist()])
         return named[0], named[1]
-
-    def keeps(self, setting: Setting, data: DataSet) -> bool:
-        """Whether a model's features are in memory."""
-        return all(self.bench.keeps(setting.spec, part) for part in self._embedded_for(setting, data))
 
     def scale(self, setting: Setting) -> float:
         """Returns the number that a merge's scale is."""
@@ -299,39 +252,11 @@ class Measuring:
         shares = site_shares(setting.site if fits else replace(setting.preference, prior=None), self.bench.classes)
         return SiteFacts(setting.preference.weights, shares, self.kept, moved=fits)
 
-    def identify(self, setting: Setting, data: DataSet) -> str:
-        """Returns the id of a measurement: equal ids have equal answers."""
-        spec = setting.spec
-        weights = None if spec.weights is None else list(map(str, spec.weights))
-        merge = [spec.method, spec.scale, spec.checkpoint, weights]
-        site = [setting.preference.weights, self.site(setting).shares.tolist()] if setting.fitted else None
-        return _digest([self.identity, data.digest, merge, site])[:12]
-
-    def _embedded_for(self, setting: Setting, data: DataSet) -> list[BenchData]:
-        parts = [] if data.crossed else [data.samples]
-        return [*parts, self.kept] if setting.fitted and self.kept is not None else parts
-
-    def _usual_fit(self, spec: MergeSpec) -> FittedHead:
-        """Returns the head of a model for equal weights and classes."""
-        if spec not in self._usual:
-            equal = Setting(Preference.equal(len(self.run.tasks)), informed=False)
-            self._usual[spec] = self.bench.fit(spec, self.site(equal))
-        return self._usual[spec]
-
-    def _head(self, spec: MergeSpec, setting: Setting, check: Callable[[], None] | None) -> tuple[Linear, str]:
-        if not setting.fitted:
-            return self.bench.old_head(spec), "old"
-        fit = self.bench.fit(spec, self.site(setting), check)
-        return fit.linear, fit.kind
-
     def _answers(
         self, spec: MergeSpec, setting: Setting, data: DataSet, check: Callable[[], None] | None
     ) -> tuple[NDArray[np.bool_], str]:
-        if data.crossed:
-            fit = self.bench.fit(spec, self.site(setting), check)
-            return _of_rows(fit, data), fit.kind
-        head, kind = self._head(spec, setting, check)
-        return self._right(spec, head, data), kind
+        fit = self.bench.fit(spec, self.site(setting), check)
+        return _of_rows(fit, data) if data.crossed else self._right(spec, fit.linear, data), fit.kind
 
     def _right(self, spec: MergeSpec, head: Linear, data: DataSet) -> NDArray[np.bool_]:
         right: NDArray[np.bool_] = self.bench.logits(spec, data.samples, head).argmax(axis=1) == data.samples.labels
@@ -342,7 +267,3 @@ def _of_rows(fit: FittedHead, data: DataSet) -> NDArray[np.bool_]:
     """Returns the cross-validated answers to the rows that are the data."""
     right: NDArray[np.bool_] = fit.right[np.isin(fit.judged, data.positions)]
     return right
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

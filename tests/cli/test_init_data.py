@@ -15,6 +15,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 
 from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import load_head
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
@@ -56,7 +57,7 @@ def data_of(tmp_path, *names):
 
 
 def test_a_whole_run_with_a_head(tmx, tmp_path, run):
-    arguments = (*data_of(tmp_path), "--head", tmp_path / "head.safetensors", "--rows", 4)
+    arguments = (*data_of(tmp_path), "--head", tmp_path / "head.safetensors", "--max-samples", 4)
     result = tmx("init", run, *arguments, "--json")
     assert result.code == 0, result.err
     made = json.loads(result.out)
@@ -133,7 +134,7 @@ def test_a_base_that_cannot_embed_is_said(tmx, tmp_path, run):
     (run / "base" / "config.json").unlink()
     result = tmx("init", run, *data_of(tmp_path, "warm"))
     assert result.code == 0, result.err
-    assert "warning: no embeddings by the run's base, which estimates from inputs need: " in result.err
+    assert result.err.startswith("warning: ")
     assert Profile.load(run / "profiles" / "warm.safetensors").base is None
 
 
@@ -145,8 +146,11 @@ def test_a_base_that_cannot_embed_is_said(tmx, tmp_path, run):
         ("--data warm={data}/none", "does not exist"),
         ("--data warm={data}/warm/red", "--label-column"),
         ("--data warm={data}/warm --classes pink", "no class 'pink'"),
-        ("--data warm={data}/warm --head {run}/none", "no such file"),
-        ("--data warm={data}/warm --rows 0", "6 samples, of which 0 are to be used"),
+        ("--data warm={data}/warm --head {run}/none.safetensors", "none.safetensors"),
+        ("--data warm={data}/warm --head {run}/none", "none"),
+        ("--data warm={data}/warm --head {data}/warm/red", "red"),
+        ("--data warm={data}/warm --templates plain", "--templates"),
+        ("--data warm={data}/warm --max-samples 0", "0"),
         ("--data warm={data}/warm --keep -1", "--keep is -1"),
         ("--data warm={table} --label-column kind", "--label-column is 'kind'"),
         ("--data warm={table} --text-column words", "--text-column is 'words'"),
@@ -162,3 +166,26 @@ def test_bad_input(tmx, tmp_path, run, arguments, says):
     assert says in result.err
     assert "Traceback" not in result.err
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_a_head_of_class_means_is_made_for_the_base(tmx, tmp_path, run):
+    data = images(tmp_path / "all", 3, *COLOURS)
+    assert tmx("init", run, "--head", data).code == 0
+    found, base = load_head(Run.open(run).head), load_encoder(run / "base", "cpu")
+    rows = base.embed([tiny.picture(COLOURS["red"], k) for k in range(3)])
+    mean = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).sum(axis=0)
+    wanted = mean / np.linalg.norm(mean)
+    row = found.weight[found.classes.index("red")]
+    assert np.allclose(row / np.linalg.norm(row), wanted, atol=1e-4)
+
+
+def test_a_head_of_class_names_is_made_of_sentences(tmx, tmp_path):
+    model, folder = tiny.build("bert"), tmp_path / "texts"
+    tiny.save(model, folder / "base")
+    tiny.changed(model, 0.02, seed=1).save_pretrained(folder / "one")
+    (tmp_path / "names.txt").write_text("good bye\nhello\n")
+    words = ["--base", folder / "base", "--task", folder / "one", "--head", tmp_path / "names.txt"]
+    assert tmx("init", tmp_path / "made", *words).code == 0
+    assert load_head(Run.open(tmp_path / "made").head).classes == ("good bye", "hello")
+    assert tmx("init", tmp_path / "made", "--head", "cat, dog").code == 0
+    assert load_head(Run.open(tmp_path / "made").head).classes == ("cat", "dog")

@@ -28,7 +28,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import CompareOptions, check_comparison, compared_rows, least_samples
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
@@ -140,7 +140,7 @@ def test_a_head_that_was_entered_later(builtin, tmp_path):
     run, site = shutil.copytree(builtin, tmp_path / "run"), builtin / "all.csv"
     draws = np.random.default_rng(0).normal(size=(len(builtin_run.LABELS), 16))
     save_head(Head.of(draws, builtin_run.LABELS, 5.0), tmp_path / "head.safetensors")
-    init_run(run, head=tmp_path / "head.safetensors")
+    init_run(run, InitOptions(head=str(tmp_path / "head.safetensors")))
     expected = made(run, tmp_path / "out", site, Preference((1, 2)))
     assert expected.value > 0.5  # a head was fitted, since the random one knows nothing
     for preference in (tmp_path / "out", Preference((1, 2))):

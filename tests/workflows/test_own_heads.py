@@ -19,7 +19,7 @@ from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
-from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.prefer import PreferOptions, prefer
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
@@ -113,7 +113,7 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
     (folder / "run.json").write_text(json.dumps(record))
     for name, labels in TASKS.items():
         data = numbered(run / f"{name}.csv", labels, tmp_path / f"{name}.csv")
-        init_run(folder, data={name: data})
+        init_run(folder, InitOptions(data=[f"{name}={data}"]))
     names = {n: tuple(f"{n}/LABEL_{k}" for k in range(len(c))) if generic else c for n, c in TASKS.items()}
     assert {name: set(found) for name, found in Run.open(folder).classes.items()} == {
         name: set(labels) for name, labels in names.items()

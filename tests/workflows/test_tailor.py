@@ -29,7 +29,7 @@ from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.options import from_flat
 from tunable_magmax.workflows.site import SiteSources
@@ -78,7 +78,7 @@ def builtin(request, tmp_path_factory):
     """A run whose tasks have their own classifiers, with profiles and kept samples."""
     root = builtin_run.build_builtin(tmp_path_factory.mktemp(request.param), request.param)
     for name in builtin_run.TASKS:
-        init_run(root, data={name: root / f"{name}.csv"})
+        init_run(root, InitOptions(data=[f"{name}={root / name}.csv"]))
     return root
 
 

@@ -50,7 +50,6 @@ COMMANDS = (
     "merge",
     "sweep",
     "prefer",
-    "head",
     "train",
     "eval",
     "compare",
@@ -65,11 +64,6 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = (
-    *("merge", "tailor", "prefer", "compare", "eval", "predict", "inspect", "convert", "push", "studio", "sweep"),
-    *("train", "reproduce", "demo"),
-)
-"""Commands that leave --quiet and --json to the program; the others declare them."""
 
 
 def _shown_default(default: Any) -> Any:
@@ -115,8 +109,6 @@ def split_flags(tokens: Sequence[str]) -> tuple[list[str], set[str]]:
     (['merge', 'run', '-o', 'out'], {'quiet'})
     """
     found = {FLAGS[token] for token in tokens if token in FLAGS}
-    if tokens and tokens[0] not in CONVERTED:
-        return [token for token in tokens if token != "--debug"], found
     return [token for token in tokens if token not in FLAGS], found
 
 

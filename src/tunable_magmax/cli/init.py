@@ -2,100 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Group, Parameter
-
-from tunable_magmax.cli.merge_options import Json, Quiet
-from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show, tell
+from tunable_magmax.cli.terminal import note, show_result, table, working
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.init_plan import InitOptions, RunPlan
+from tunable_magmax.workflows.init import InitOptions
 
-_OPTIONS = InitOptions()
+if TYPE_CHECKING:
+    from tunable_magmax.workflows.init import InitResult
 
 
-def init(
-    run_dir: Path,
-    /,
-    *,
-    base: Path | None = None,
-    task: list[str] | None = None,
-    data: list[str] | None = None,
-    eval_data: list[str] | None = None,
-    head: Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    options: Annotated[InitOptions, Parameter(name="*", group=Group("The data", sort_key=1))] = _OPTIONS,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Make a run directory of checkpoints that were trained elsewhere, or add data to one; checkpoints stay in place.
+def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
+    """Make a run directory of checkpoints that were trained elsewhere, or add data or a head to one.
 
     tmx init run/ --base bert/ --task travel=out/travel --task bank=out/bank
     tmx init run/ --base bert/ --task out/travel --task out/bank --data travel=travel.csv --data bank=bank.csv
     tmx init run/ --data travel=travel.csv
+    tmx init run/ --head cat,dog
+
+    Checkpoints stay where they are.
 
     Parameters
     ----------
     run_dir
         The directory to make, or a run without --base and --task: then data and head are added to it.
-    base
-        The pre-trained checkpoint that training began with.
-    task
-        A task's checkpoint or LoRA adapter, as NAME=DIR; give one --task for each, in training order. Without NAME= the
-        folder's name is the task's. In the folder of a training, the model saved at its end is taken, else the newest
-        checkpoint-N.
-    data
-        The data of a task, as NAME=DATA: class folders of images, a .csv or .jsonl of text and label, or parquet. The
-        run gets a profile (label counts, class names, embeddings), and keeps some samples.
-    eval_data
-        The same, of samples that were not trained on: these are kept then. What they say of a model is not too good.
-    head
-        The head of a fixed classifier over all classes, which is copied into the run.
-    overwrite
-        Replace the run.json that is there.
-    dry_run
-        Read headers and labels only, and say what would be done.
     """
-    with progress_bars(quiet or as_json) as progress, plain_warnings():
-        made = init_run(
-            run_dir,
-            base,
-            task or [],
-            data or [],
-            head,
-            eval_data=eval_data or [],
-            options=options,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            progress=progress,
-        )
-    if as_json:
-        show(json.dumps({**made.to_dict(), "written": not dry_run}, indent=1, ensure_ascii=False) + "\n")
-    elif not quiet:
-        show("".join(f"{line}\n" for line in _lines(made, dry_run)))
-    if not dry_run and not quiet:
-        tell("".join(f"{line}\n" for line in (*made.notes, *_kept(made))))
+    from tunable_magmax.workflows.init import init_run
+
+    with working() as work:
+        made = init_run(run_dir, options, work.progress)
+    record = {**made.to_dict(), "written": not options.dry_run}
+    show_result(record, _lines(made, options.dry_run))
+    if not options.dry_run:
+        for line in (*made.notes, *_kept(made)):
+            note(line)
 
 
-def _lines(made: RunPlan, dry_run: bool) -> Iterator[str]:
+def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     yield f"{made.path}: {'would be ' * dry_run}a run of {plural(len(made.tasks), 'task')} on {made.base.words}"
-    width = max(map(len, made.tasks))
     profiles = {profile.task: profile for _, profile in made.profiles}
+    rows = []
     for name, found in made.tasks.items():
         data = ""
         if name in profiles:
             classes = sum(count > 0 for count in profiles[name].label_counts)
-            data = f"; {plural(profiles[name].samples, 'sample')} of {plural(classes, 'class', 'classes')}"
+            data = f"{plural(profiles[name].samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in made.data:
-            data = f"; profile of {made.data[name].place}"
-        yield f"  {name:<{width}}  {found.words}{data}"
+            data = f"profile of {made.data[name].place}"
+        rows.append([name, found.words, data])
+    yield from table(rows)
     if dry_run:
         return
     run, first = shlex.quote(str(made.path)), shlex.quote(next(iter(made.tasks)))
@@ -108,7 +67,7 @@ def _lines(made: RunPlan, dry_run: bool) -> Iterator[str]:
         yield f"  tmx tailor {run} --inputs SITE -o site-model  # SITE: unlabelled samples of the site"
 
 
-def _kept(made: RunPlan) -> Iterator[str]:
+def _kept(made: InitResult) -> Iterator[str]:
     kept = [entry for name in made.data if (entry := made.kept.get(name)) is not None]
     if not kept:
         return

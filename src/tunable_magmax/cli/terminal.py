@@ -296,25 +296,3 @@ def progress_lines(clock: Callable[[], float] = time.monotonic) -> Display:
         tell(f"{what}: {share}after {now - began:.0f} s{note and f', {note}'}\n")
 
     return display
-
-
-# -- for commands that still declare --quiet and --json themselves ----------------------------------------------------
-
-
-def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list[str]:
-    """Returns the lines of a table whose first row is its header."""
-    return table(rows, fixed=fixed)
-
-
-@contextmanager
-def progress_bars(quiet: bool) -> Iterator[Progress | None]:
-    """Yields a callback that shows progress."""
-    with on_screen(Screen(quiet=quiet)), _display() as display:
-        yield None if display is None else _phases(display)
-
-
-@contextmanager
-def plain_warnings() -> Iterator[list[str]]:
-    """Prints warnings for the user; yields the list of them."""
-    with working():
-        yield _screen.get().warnings

@@ -24,6 +24,7 @@ def make_profile(
     base: Encoder | None = None,
     rows: int = ROWS,
     seed: int = 0,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Makes the profile of a task from its data; `rows` seeded samples are embedded.
@@ -42,9 +43,9 @@ def make_profile(
     based: dict[str, Any] = {}
     if base is not None:
         labels = np.array([samples.labels[position] for position in prepared.positions])
-        features = embed_prepared(base, prepared, progress=progress)
+        features = embed_prepared(base, prepared, batch, progress=progress)
         based = {"base": base.digest, "base_features": features, "row_labels": labels}
-    features = embed_prepared(encoder, prepared, progress=progress)
+    features = embed_prepared(encoder, prepared, batch, progress=progress)
     counts = class_counts(left, len(samples.classes))
     return Profile(task, samples.classes, counts, len(left), features, encoder.digest, **based)
 

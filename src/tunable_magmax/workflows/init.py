@@ -1,88 +1,168 @@
-"""What `tmx init` does: makes a run of checkpoints that were trained elsewhere, or adds data to a run that is there."""
+"""What `tmx init` does: makes a run of checkpoints that were trained elsewhere, or adds data or a head to a run."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclopts import Parameter
 
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.files import Progress
-from tunable_magmax.workflows.init_plan import Given, InitOptions, RunPlan, TaskData, planned, with_rows_named
+from tunable_magmax.workflows.options import Reading
 
 if TYPE_CHECKING:
+    from tunable_magmax.data.samples import Samples
+    from tunable_magmax.files import Progress
     from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Head
     from tunable_magmax.runs.profile import Profile
     from tunable_magmax.runs.run import KeptEntry, Run
+    from tunable_magmax.runs.trained import TrainedCheckpoint
 
 
-def init_run(
-    path: Path,
-    base: Path | None = None,
-    tasks: Sequence[str] = (),
-    data: Given = (),
-    head: Path | None = None,
-    *,
-    eval_data: Given = (),
-    options: InitOptions | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> RunPlan:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class InitOptions:
+    """The options of `tmx init`."""
+
+    base: Path | None = None
+    """The pre-trained checkpoint that training began with."""
+    task: Sequence[str] = ()
+    """A task's checkpoint or LoRA adapter, as NAME=DIR; give one --task for each, in training order. Without NAME= the
+    folder's name is the task's. In the folder of a training, the model saved at its end is taken, else the newest
+    checkpoint-N."""
+    data: Sequence[str] = ()
+    """The data of a task, as NAME=DATA: class folders of images, a .csv or .jsonl of text and label, or parquet. The
+    run gets a profile (label counts, class names, embeddings), and keeps some samples."""
+    eval_data: Sequence[str] = ()
+    """The same, of samples that were not trained on: these are kept then. What they say of a model is not too good."""
+    head: str | None = None
+    """A frozen head over all classes: a head file, class names as cat,dog or a .txt of them, or labelled samples, whose
+    class means are the head."""
+    templates: Literal["cifar100", "imagenet-r", "clinc150", "plain"] | None = None
+    """Sentences to put the class names of --head into. Default: imagenet-r for images, plain for texts."""
+    keep: int | None = None
+    """Samples of each class that the run keeps as files (texts in a CSV, pictures in folders); 0 for none. Default: 20.
+    They never leave the run."""
+    classes: str | None = None
+    """Only samples of these classes, as cat,dog or 0,1: a task's share of a data set."""
+    force: bool = False
+    """Take data whose classes are another task's."""
+    reading: Reading = Reading()
+    overwrite: bool = False
+    """Replace the run.json that is there."""
+    dry_run: bool = False
+    """Read headers and labels only, check everything, and say what would be done."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task's data. `held_out`: samples that were not trained on, if some were given."""
+
+    place: Path
+    samples: Samples
+    held_out: Samples | None = None
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """A run that was made or added to, or would be. `head`: the head file, class names or samples that were given."""
+
+    path: Path
+    base: TrainedCheckpoint
+    tasks: Mapping[str, TrainedCheckpoint]
+    data: Mapping[str, TaskData]
+    head: str | None = None
+    is_new: bool = True
+    profiles: tuple[tuple[Path, Profile], ...] = ()
+    kept: Mapping[str, KeptEntry | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    without_profile: tuple[str, ...] = ()
+    """The tasks whose data is not known yet."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        profiles = {profile.task: {"path": str(file), **profile.to_dict()} for file, profile in self.profiles}
+        facts = ("path", "kind", "source", "samples", "per_class", "asked", "bytes")
+        tasks = []
+        for name, found in self.tasks.items():
+            data, kept = self.data.get(name), self.kept.get(name)
+            tasks.append(
+                {
+                    "name": name,
+                    "checkpoint": str(found.path),
+                    "data": None if data is None else str(data.place),
+                    "profile": profiles.get(name),
+                    "kept": None if kept is None else {fact: getattr(kept, fact) for fact in facts},
+                }
+            )
+        about = {"run": str(self.path), "new": self.is_new, "base": str(self.base.path), "tasks": tasks}
+        return {**about, "head": self.head, "notes": list(self.notes)}
+
+
+def init_run(path: Path, options: InitOptions, progress: Progress | None = None) -> InitResult:
     """Writes the run.json of some checkpoints, which stay where they are; of tasks that have data, makes profiles and
     keeps samples.
 
-    `tasks` in training order, `data` and `eval_data` (which was not trained on) are NAME=PATH, or a path whose name is
-    the task's. A task's path may be the folder of a training, of which the model saved at its end or the newest
-    checkpoint-N is taken. Of a run that is there only data and head are given; the rest of it stays. What is wrong with
-    any of them is told at once, before anything is written; `dry_run` ends there.
+    Of a run that is there only data and a head are given; the rest of it stays. What is wrong with any of them is told
+    at once, before anything is written; with `dry_run` nothing is.
 
-    >>> init_run(Path("run"), Path("base"), ["travel=out/travel", "out/bank"]).tasks  # doctest: +SKIP
-    >>> init_run(Path("run"), data=["travel=travel.csv"]).kept  # doctest: +SKIP
+    >>> init_run(Path("run"), InitOptions(Path("base"), ["travel=out/travel", "out/bank"])).tasks  # doctest: +SKIP
+    >>> init_run(Path("run"), InitOptions(data=["travel=travel.csv"])).kept  # doctest: +SKIP
     """
-    options = options or InitOptions()
-    plan = planned(path, base, tasks, data, eval_data, head, options, overwrite)
-    if dry_run:
-        return plan
-    plan = with_rows_named(plan, options)
-    run = _written(plan, options)
+    from tunable_magmax.workflows.init_checks import checked, with_rows_named
+
+    result = checked(path, options)
+    if options.dry_run:
+        return result
+    result = with_rows_named(result, options)
+    run = _written(result, options, progress)
     profiles: list[tuple[Path, Profile]] = []
     kept: dict[str, KeptEntry | None] = {}
     maker = _Maker(run, options, progress)
-    for name, given in plan.data.items():
+    for name, given in result.data.items():
         try:
             profiles.append(maker.profile(name, given))
             kept[name] = maker.keep(name, given)
         except InputError as error:
             raise InputError(
-                f"{error}\n{path} is there, with {len(profiles)} of {len(plan.data)} profiles; make the others by "
+                f"{error}\n{path} is there, with {len(profiles)} of {len(result.data)} profiles; make the others by "
                 f"`tmx init {path} --data {name}=DATA`"
             ) from None
     kept |= {label: entry for label, entry in zip(run.labels, run.kept, strict=True) if label not in kept}
     missing = tuple(label for label, profile in zip(run.labels, run.profiles, strict=True) if profile is None)
-    notes = (*plan.notes, *maker.notes)
-    return replace(plan, profiles=tuple(profiles), kept=kept, notes=notes, without_profile=missing)
+    notes = (*result.notes, *maker.notes)
+    return replace(result, profiles=tuple(profiles), kept=kept, notes=notes, without_profile=missing)
 
 
-def _written(plan: RunPlan, options: InitOptions) -> Run:
+def _written(result: InitResult, options: InitOptions, progress: Progress | None) -> Run:
     """Writes run.json of a new run, or opens the one that is there; enters the head."""
+    from tunable_magmax.models.head import save_head
     from tunable_magmax.runs.claim import remove_unfinished
-    from tunable_magmax.runs.run import Run
+    from tunable_magmax.runs.run import HEAD_FILE, Run
 
-    remove_unfinished((*plan.path.glob(".run.json.*"), *plan.path.glob("profiles/.*.safetensors.*")))
-    if plan.is_new:
-        run = Run.begin(plan.path, plan.base.path)
-        for name, found in plan.tasks.items():
+    remove_unfinished((*result.path.glob(".run.json.*"), *result.path.glob("profiles/.*.safetensors.*")))
+    head = result.head
+    made = None
+    if head is not None and not is_head_file(head):
+        made = make_head(result.base.path, head, options, progress)
+    if result.is_new:
+        run = Run.begin(result.path, result.base.path)
+        for name, found in result.tasks.items():
             run.enter(name, found.path)
         run.save()
     else:
-        run = Run.open(plan.path)
-    if plan.head is not None:
-        run.register_profiles({}, plan.head, plan.base.path)
-    if options.keep == 0 and not plan.data:
+        run = Run.open(result.path)
+    if made is not None:
+        save_head(made, run.path / HEAD_FILE)
+        run.register_profiles({}, run.path / HEAD_FILE, result.base.path)
+    elif head is not None:
+        run.register_profiles({}, Path(head), result.base.path)
+    if options.keep == 0 and not result.data:
         for t in range(len(run.tasks)):
             run.register_kept(t, None)
     return run
@@ -100,13 +180,14 @@ class _Maker:
         """Makes a task's profile, and enters it."""
         from tunable_magmax.models.encoder import load_encoder
         from tunable_magmax.models.profiling import make_profile
+        from tunable_magmax.runs.profile import ROWS
 
-        run, options = self.run, self.options
+        run, reading = self.run, self.options.reading
         task = run.labels.index(name)
-        self._encoder = load_encoder(run.tasks[task], options.device, assets=run.base)
-        how: dict[str, Any] = {"rows": options.rows, "seed": options.seed, "progress": self.progress}
+        self._encoder = load_encoder(run.tasks[task], reading.device, assets=run.base)
+        how: dict[str, Any] = {"rows": reading.max_samples or ROWS, "batch": reading.batch, "progress": self.progress}
         profile = make_profile(name, given.samples, self._encoder, base=self._base, **how)
-        if not options.force:
+        if not self.options.force:
             _refuse_other_task(run, task, profile)
         path = run.profile_path(name)
         if path.exists():
@@ -121,15 +202,13 @@ class _Maker:
         from tunable_magmax.runs.kept import KEEP, keep_samples
 
         assert self._encoder is not None
-        held_out = given.held_out is not None
         return keep_samples(
             self.run,
             name,
             given.samples if given.held_out is None else given.held_out,
             per_class=KEEP if self.options.keep is None else self.options.keep,
-            source="evaluation" if held_out else "training",
+            source="training" if given.held_out is None else "evaluation",
             size=self._encoder.picture_size,
-            seed=self.options.seed,
         )
 
     @cached_property
@@ -138,7 +217,7 @@ class _Maker:
         from tunable_magmax.models.encoder import load_encoder
 
         try:
-            return load_encoder(self.run.base, self.options.device)
+            return load_encoder(self.run.base, self.options.reading.device)
         except InputError as error:
             warnings.warn(f"no embeddings by the run's base, which estimates from inputs need: {error}", stacklevel=2)
             return None
@@ -165,3 +244,58 @@ def _refuse_other_task(run: Run, task: int, profile: Profile) -> None:
                 f"the data given for {run.labels[task]} looks like that of {label}: its classes are "
                 f"{some_of(table)}; give the data of {run.labels[task]}, or --force if this is meant"
             )
+
+
+# -- a head -----------------------------------------------------------------------------------------------------------
+
+
+def is_head_file(given: str) -> bool:
+    """Returns whether --head names a head file, and not class names or samples."""
+    return given.endswith(".safetensors")
+
+
+def read_names(given: str) -> list[str] | None:
+    """Returns class names: the lines of a .txt file, or what stands between commas; None of data.
+
+    >>> read_names("cat, dog")
+    ['cat', 'dog']
+    """
+    path = Path(given)
+    if path.exists() and path.suffix != ".txt":
+        return None
+    if path.suffix == ".txt":
+        try:
+            parts: Sequence[str] = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{given}: not a readable text file ({error})") from None
+    elif "," not in given:
+        raise InputError(f"{given} does not exist: give a head file, data, or class names as cat,dog")
+    else:
+        parts = given.split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def head_samples(given: str, reading: Reading) -> Samples:
+    """Opens the labelled samples whose class means are a head."""
+    samples = reading.open(Path(given))
+    if samples.labels is None:
+        raise InputError(f"{samples.origin} holds no labels: put images into class folders, or add a column 'label'")
+    return samples
+
+
+def make_head(model: Path, given: str, options: InitOptions, progress: Progress | None = None) -> Head:
+    """Makes a head for the embeddings of a model from class names or labelled samples."""
+    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.head import mean_head, name_head, text_head
+    from tunable_magmax.models.prepared import embed_prepared, prepare
+
+    names, reading = read_names(given), options.reading
+    encoder = load_encoder(model, reading.device)
+    if names is not None and (encoder.is_whole or encoder.tokenizer is None):
+        return text_head(encoder, names, options.templates or "imagenet-r")
+    if names is not None:
+        return name_head(encoder, names, options.templates or "plain")
+    samples = head_samples(given, reading)
+    prepared = prepare(encoder, samples, progress=progress)
+    features = embed_prepared(encoder, prepared, reading.batch, progress=progress)
+    return mean_head(features, prepared.labels, samples.classes)

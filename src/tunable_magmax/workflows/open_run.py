@@ -30,8 +30,7 @@ from tunable_magmax.workflows.evaluate import (
     evaluate_run,
     measured_by_training,
 )
-from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.init_plan import InitOptions
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import (
     MergeOptions,
     check_merge,
@@ -340,11 +339,11 @@ class Run:
         """Makes profiles of tasks from their data and keeps some samples, as `tmx init RUN_DIR --data` does.
 
         `eval_data`: samples that were not trained on. Other options are those of the command: keep, classes, split,
-        rows, device, ... Returns the profiles.
+        device, ... Returns the profiles.
         """
-        placed = [{name: Path(place) for name, place in given.items()} for given in (data, eval_data or {})]
-        how = from_flat(InitOptions, **options)
-        made = init_run(self.path, data=placed[0], eval_data=placed[1], options=how, progress=progress)
+        placed = [[f"{name}={place}" for name, place in given.items()] for given in (data, eval_data or {})]
+        how = from_flat(InitOptions, data=placed[0], eval_data=placed[1], **options)
+        made = init_run(self.path, how, progress)
         self._run = RunDirectory.open(self.path)
         return {profile.task: profile for _, profile in made.profiles}
 

@@ -1,144 +1,54 @@
-"""Plans what `tmx init` does: finds checkpoints, reads labels, and says at once all that is wrong with them."""
+"""Checks what `tmx init` was given: finds checkpoints, reads labels, and says at once all that is wrong with them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from tunable_magmax.errors import InputError, bulleted, closest, some_of
+from tunable_magmax.workflows.init import InitOptions, InitResult, TaskData, head_samples, is_head_file, read_names
 
 if TYPE_CHECKING:
     from tunable_magmax.data.samples import Samples
-    from tunable_magmax.runs.profile import Profile
-    from tunable_magmax.runs.run import KeptEntry
     from tunable_magmax.runs.trained import TrainedCheckpoint
 
-Given: TypeAlias = "Sequence[str] | Mapping[str, Path]"
-"""Data of tasks, as NAME=PATH or by name."""
 AGREEMENT = 2 / 3
 """The share of samples that a classifier without names must put into the classes of their order to be believed."""
 TRIED = 10
 """Samples of each class that this is tried on."""
 
 
-# The docstrings of the fields are also the help of the command, which imports this module; so it imports little.
-@dataclass(frozen=True)
-class InitOptions:
-    """How data is read, and what is made of it."""
-
-    keep: int | None = None
-    """Samples of each class that the run keeps as files (texts in a CSV, pictures in folders); 0 for none. Default: 20.
-    They never leave the run."""
-    text_column: str | None = None
-    """Default: text, sentence, query, ..."""
-    label_column: str | None = None
-    """Default: label, class, intent, ..."""
-    split: str | None = None
-    """Which part of a data set that has several, such as train."""
-    classes: str | None = None
-    """Only samples of these classes, as cat,dog or 0,1: a task's share of a data set."""
-    rows: int = 500
-    """The largest number of embeddings in a profile."""
-    seed: int = 0
-    """Seed of the draw of kept samples and embeddings."""
-    device: str | None = None
-    """Default: the GPU if there is one."""
-    force: bool = False
-    """Take data whose classes are another task's."""
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """A task's data. `held_out`: samples that were not trained on, if some were given."""
-
-    place: Path
-    samples: Samples
-    held_out: Samples | None = None
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """A run that is made or added to, or would be: its directory and checkpoints, and what is made of the data."""
-
-    path: Path
-    base: TrainedCheckpoint
-    tasks: Mapping[str, TrainedCheckpoint]
-    data: Mapping[str, TaskData]
-    head: Path | None = None
-    is_new: bool = True
-    profiles: tuple[tuple[Path, Profile], ...] = ()
-    kept: Mapping[str, KeptEntry | None] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    without_profile: tuple[str, ...] = ()
-    """The tasks whose data is not known yet."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it for JSON."""
-        profiles = {profile.task: {"path": str(file), **profile.to_dict()} for file, profile in self.profiles}
-        tasks = []
-        for name, found in self.tasks.items():
-            data, kept = self.data.get(name), self.kept.get(name)
-            facts = ("path", "kind", "source", "samples", "per_class", "asked", "bytes")
-            tasks.append(
-                {
-                    "name": name,
-                    "checkpoint": str(found.path),
-                    "data": None if data is None else str(data.place),
-                    "profile": profiles.get(name),
-                    "kept": None if kept is None else {fact: getattr(kept, fact) for fact in facts},
-                }
-            )
-        head = None if self.head is None else str(self.head)
-        return {
-            "run": str(self.path),
-            "new": self.is_new,
-            "base": str(self.base.path),
-            "tasks": tasks,
-            "head": head,
-            "notes": list(self.notes),
-        }
-
-
-def planned(
-    path: Path,
-    base: Path | None,
-    tasks: Sequence[str],
-    data: Given,
-    eval_data: Given,
-    head: Path | None,
-    options: InitOptions,
-    overwrite: bool,
-) -> RunPlan:
+def checked(path: Path, options: InitOptions) -> InitResult:
     """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
-    from tunable_magmax.runs.run import is_run, refuse_run_file
+    from tunable_magmax.runs.run import Run, is_run, refuse_run_file
     from tunable_magmax.runs.trained import TrainedCheckpoint
 
     refuse_run_file(path)
     problems: list[str] = []
-    is_new = not is_run(path) or base is not None or bool(tasks)
+    is_new = not is_run(path) or options.base is not None or bool(options.task)
     if options.keep is not None and options.keep < 0:
         problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
+    if options.templates is not None and options.head is None:
+        problems.append("--templates are sentences for the class names of --head")
     if is_new:
-        start, found = _checkpoints(path, base, tasks, overwrite, problems)
-        names = [_named(text, [])[0] for text in tasks]
+        start, found = _checkpoints(path, options, problems)
+        names = [_named(text, [])[0] for text in options.task]
     else:
-        from tunable_magmax.runs.run import Run
-
         run = Run.open(path)
         start, names = TrainedCheckpoint(run.base), list(run.labels)
         found = {name: TrainedCheckpoint(task) for name, task in run.checkpoints.items()}
-        if not data and not eval_data and head is None and options.keep != 0:
+        if not options.data and not options.eval_data and options.head is None and options.keep != 0:
             problems.append(
                 f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(names)}; or "
                 "--base and --task with --overwrite to make it anew"
             )
-    places = _places(data, names, "--data", problems)
-    held_out = _places(eval_data, names, "--eval-data", problems)
-    if head is not None:
-        problems += _head_problem(head)
+    places = _places(options.data, names, "--data", problems)
+    held_out = _places(options.eval_data, names, "--eval-data", problems)
+    if options.head is not None:
+        problems += _head_problem(options.head, options)
     read = {name: _read(place, options, problems) for name, place in {**held_out, **places}.items()}
     apart = {name: _read(place, options, problems) for name, place in held_out.items() if name in places}
     if not problems:
@@ -154,16 +64,17 @@ def planned(
         if samples is not None:
             separate = apart.get(name, samples if name in held_out else None)
             made[name] = TaskData(places.get(name, held_out.get(name, Path())), samples, separate)
-    return RunPlan(path, start, found, made, head, is_new)
+    return InitResult(path, start, found, made, options.head, is_new)
 
 
 def _checkpoints(
-    path: Path, base: Path | None, tasks: Sequence[str], overwrite: bool, problems: list[str]
+    path: Path, options: InitOptions, problems: list[str]
 ) -> tuple[TrainedCheckpoint | None, dict[str, TrainedCheckpoint]]:
     """Finds the checkpoints of a new run."""
     from tunable_magmax.runs.run import RUN_FILE, is_run
 
-    if is_run(path) and not overwrite:
+    base, tasks = options.base, options.task
+    if is_run(path) and not options.overwrite:
         problems.append(
             f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
             "--task to add data to it"
@@ -188,12 +99,11 @@ def _checkpoints(
     return start, found
 
 
-def _places(given: Given, names: Sequence[str], option: str, problems: list[str]) -> dict[str, Path]:
+def _places(given: Sequence[str], names: Sequence[str], option: str, problems: list[str]) -> dict[str, Path]:
     """Returns where the data of which task is."""
     places: dict[str, Path] = {}
-    named = given.items() if isinstance(given, Mapping) else [_named(text, problems) for text in given]
-    for name, place in named:
-        text = f"{name}={place}"
+    for text in given:
+        name, place = _named(text, problems)
         if name not in names:
             hint = closest(name, names)
             problems.append(
@@ -248,11 +158,14 @@ def _mismatch(base: Path, name: str, task: Path) -> list[str]:
         return [f"{name} does not fit the base: {reason}"]
 
 
-def _head_problem(head: Path) -> list[str]:
+def _head_problem(head: str, options: InitOptions) -> list[str]:
     from tunable_magmax.models.head import load_head
 
     try:
-        load_head(head)
+        if is_head_file(head):
+            load_head(head)
+        elif read_names(head) is None:
+            head_samples(head, options.reading)
     except InputError as error:
         return [f"--head {head}: {error}"]
     return []
@@ -262,10 +175,8 @@ def _head_problem(head: Path) -> list[str]:
 
 
 def _read(place: Path, options: InitOptions, problems: list[str]) -> Samples | None:
-    from tunable_magmax.data.source import open_samples
-
     try:
-        samples = open_samples(place, options.split, options.text_column, options.label_column)
+        samples = options.reading.open(place)
         if samples.labels is None:
             raise InputError(
                 f"{samples.origin} holds no labels, which a profile counts: put images into class folders, or name the "
@@ -330,7 +241,7 @@ def _nameless(task: str, checkpoint: Path, samples: Samples, rows: Sequence[str]
     )
 
 
-def with_rows_named(plan: RunPlan, options: InitOptions) -> RunPlan:
+def with_rows_named(plan: InitResult, options: InitOptions) -> InitResult:
     """Puts the classes of classifiers without names in place of labels, where their order is certain."""
     from tunable_magmax.checkpoints.model_config import are_generic
     from tunable_magmax.evaluation.run_models import task_labels
@@ -376,8 +287,8 @@ def _in_order(samples: Samples, checkpoint: Path, base: Path, options: InitOptio
     from tunable_magmax.models.builtin import count_answers, load_builtin
 
     assert samples.labels is not None
-    chosen = limited(range(len(samples)), samples.labels, TRIED, options.seed)
-    votes = count_answers(load_builtin(checkpoint, options.device, assets=base), samples, chosen)
+    chosen = limited(range(len(samples)), samples.labels, TRIED, 0)
+    votes = count_answers(load_builtin(checkpoint, options.reading.device, assets=base), samples, chosen)
     votes = votes[sorted(set(samples.labels))]
     certain = bool((votes.argmax(axis=1) == np.arange(len(votes))).all())
     return certain and float(np.trace(votes)) >= AGREEMENT * float(votes.sum())

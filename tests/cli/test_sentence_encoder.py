@@ -87,17 +87,6 @@ def test_a_report_that_leads_elsewhere_is_not_followed(tmx, tmp_path, bert, name
     assert f"{name!r} is not the name of a file in it" in result.out
 
 
-def test_points_of_a_sweep_and_their_replacement(tmx, tmp_path, bert):
-    _, arguments = bert
-    out = tmp_path / "sweep"
-    line = ["--from", "1,0", "--to", "0,1"]
-    assert tmx("sweep", *arguments, *line, "--steps", 3, "-o", out).code == 0
-    assert load_encoder(out / "step-02", "cpu").pooling == "first"
-    assert "3 of them made before" in tmx("sweep", *arguments, *line, "--steps", 3, "-o", out).out
-    assert tmx("sweep", *arguments, *line, "--steps", 2, "--overwrite", "-o", out).code == 0
-    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["step-00", "step-01"]
-
-
 def test_a_conversion_takes_them_along(tmx, tmp_path, bert):
     base, _ = bert
     assert tmx("convert", base, "-o", tmp_path / "new").code == 0

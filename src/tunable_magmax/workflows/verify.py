@@ -21,7 +21,7 @@ from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.log import read_report
-from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
+from tunable_magmax.errors import InputError, StorageError, closest, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.report import MergeReport
@@ -91,7 +91,7 @@ def verify_checkpoint(
         raise InputError("to merge again, the base and all tasks are needed: give both or neither")
     if tasks and len(tasks) != report.tasks:
         raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
-    checks = [*_files(path, report, progress), *_sums(report)]
+    checks = [*_files(path, report, progress), _sums(report)]
     try:
         checkpoint = open_checkpoint(path)
     except InputError as error:
@@ -122,18 +122,11 @@ def _in_order(tasks: Sequence[str | Path] | Mapping[str, str | Path], report: Me
 
 def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterator[Check]:
     files = {name: path / name for name in report.files} if path.is_dir() else dict.fromkeys(report.files, path)
-    yield _none("the report lists files", [] if files else ["it lists none"], f"{len(files)} listed")
-    if not path.is_dir() and len(files) > 1:
-        yield Check("one file", False, f"the report lists {len(files)} files, found one")
-        return
-    outside = [f"{name!r} is not the name of a file in it" for name in files if not is_plain_name(name, depth=2)]
-    if outside:
-        yield Check("SHA-256 of the files", False, "; ".join(outside))
-        return
-    wrong = []
-    total = sum(file.stat().st_size for file in files.values() if file.is_file())
-    done = 0
-    for name, file in files.items():
+    faults = [] if files else ["the report lists none"]
+    faults += [f"{name!r} is not the name of a file in it" for name in files if not is_plain_name(name, depth=2)]
+    faults += [f"the report lists {len(files)}, found one"] if not path.is_dir() and len(files) > 1 else []
+    total, done = sum(file.stat().st_size for file in files.values() if file.is_file()), 0
+    for name, file in () if faults else files.items():
         try:
             digest = hashlib.sha256()
             with open(file, "rb") as stream:
@@ -143,63 +136,60 @@ def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterat
                     if progress is not None:
                         progress("digest", done, total)
         except OSError as error:
-            wrong.append(f"{name} cannot be read ({error.strerror or error})")
+            faults.append(f"{name} cannot be read ({error.strerror or error})")
         else:
             if digest.hexdigest() != report.files[name]:
-                wrong.append(f"{name} has {digest.hexdigest()}, the report says {report.files[name]}")
-    yield _none("SHA-256 of the files", wrong, f"{len(files)} as reported")
+                faults.append(f"{name} has {digest.hexdigest()}, the report says {report.files[name]}")
+    yield _check("SHA-256 of the files", faults, f"{len(files)} as reported")
     if path.is_dir():
         present = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
         extra = [f"{name} is not in the report" for name in present if name not in files]
-        yield _none("no other weight files", extra, f"{len(present)} there, all reported")
+        yield _check("no other weight files", extra, f"{len(present)} there, all reported")
 
 
-def _sums(report: MergeReport) -> Iterator[Check]:
+def _sums(report: MergeReport) -> Check:
+    """Checks that the numbers of a report fit together."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in report.tensors.items()}
-    yield _equal("elements of the merged tensors", sum(sizes.values()), report.elements)
-    by_tensor = {name: tensor.counts for name, tensor in report.tensors.items()}
-    if report.counts is None:
-        owned = [
-            f"{name!r} has counts, the report has none" for name, counts in by_tensor.items() if counts is not None
+    counts = [tensor.counts for tensor in report.tensors.values() if tensor.counts is not None]
+    faults = []
+    if sum(sizes.values()) != report.elements:
+        faults.append(f"the tensors have {sum(sizes.values())} elements, the report says {report.elements}")
+    if len(counts) != (0 if report.counts is None else len(sizes)):
+        faults.append(f"{len(counts)} of {len(sizes)} tensors have counts")
+    if report.counts is not None:
+        faults += [
+            f"{name!r} has {tensor.counts}, which should add up to {sizes[name]}"
+            for name, tensor in report.tensors.items()
+            if tensor.counts is None or min(tensor.counts, default=0) < 0 or sum(tensor.counts) != sizes[name]
         ]
-        yield _none("no counts, as the method has no owners", owned, report.method)
-        return
-    wrong = [
-        f"{name!r} has {counts}, which should be {report.tasks} numbers that add up to {sizes[name]}"
-        for name, counts in by_tensor.items()
-        if counts is None or min(counts, default=0) < 0 or sum(counts) != sizes[name]
-    ]
-    yield _none("counts of each tensor add up to its elements", wrong, f"{len(by_tensor)} tensors")
-    sums = tuple(map(sum, zip(*(c for c in by_tensor.values() if c is not None), strict=True))) or (0,) * report.tasks
-    yield _equal("counts of the tensors add up to the counts", sums, report.counts, report.names)
-    yield _equal("counts add up to the elements", sum(report.counts), report.elements)
-    if report.budget is not None:
-        yield _equal("counts equal the budget", report.counts, report.budget, report.names)
-    if report.leftovers is not None:
-        fits = 0 <= report.leftovers <= report.elements
-        yield Check("leftovers are among the elements", fits, f"{report.leftovers} of {report.elements}")
+        sums = tuple(map(sum, zip(*counts, strict=True))) or (0,) * report.tasks
+        others = {"the tensors' counts": sums, "the budget": report.budget or sums}
+        faults += [
+            f"counts are {report.counts}, {what} {them}" for what, them in others.items() if them != report.counts
+        ]
+    if not 0 <= (report.leftovers or 0) <= report.elements:
+        faults.append(f"{report.leftovers} of {report.elements} elements are leftovers")
+    return _check("numbers of the report", faults, f"{report.elements} elements in {len(sizes)} tensors")
 
 
 def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
-    held = checkpoint.tensors
-    reported = {*report.tensors, *report.copied}
-    strange = [f"{name!r} is not in the report" for name in held if name not in reported]
-    strange += [f"{name!r} is in the report, not in the files" for name in sorted(reported - held.keys())]
+    held, reported = checkpoint.tensors, {*report.tensors, *report.copied}
+    faults = [f"{name!r} is not in the report" for name in held if name not in reported]
+    faults += [f"{name!r} is in the report, not in the files" for name in sorted(reported - held.keys())]
     both = report.tensors.keys() & set(report.copied)
-    strange += [f"{name!r} is both merged and copied in the report" for name in sorted(both)]
-    yield _none("names of the tensors", strange, f"{len(held)} tensors")
-    wrong = []
+    faults += [f"{name!r} is both merged and copied in the report" for name in sorted(both)]
     for name, tensor in report.tensors.items():
         info = held.get(name)
         if info is not None and (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
-            wrong.append(f"{name!r} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}")
-    yield _none("types and shapes of the merged tensors", wrong, f"{len(report.tensors)} as reported")
+            faults.append(f"{name!r} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}")
+    yield _check("tensors", faults, f"{len(held)} of the names, types and shapes that are reported")
     if report.options.get("fitted_head") is not None:
         fitted = _fitted(checkpoint, report)
         if fitted is None:
             yield Check("the fitted head", False, "tensors of it are not in the files")
         elif all(held[name].dtype == "F32" for name in fitted.tensors):  # else it was rounded
-            yield _equal("digest of the fitted head", fitted.digest, report.options["fitted_head"])
+            faults = [] if fitted.digest == report.options["fitted_head"] else [f"it is {fitted.digest}"]
+            yield _check("digest of the fitted head", faults, fitted.digest)
 
 
 def _fitted(checkpoint: Checkpoint, report: MergeReport) -> FittedTensors | None:
@@ -230,16 +220,14 @@ def _derived_again(
             raise InputError(f"the options in the report are not those of a merge: {error}") from None
         with open_checkpoint(out) as derived:
             yield _values(checkpoint, derived, again, varies)
-    if report.inputs:
-        yield _equal("bytes of the inputs", dict(again.inputs), dict(report.inputs))
+    faults = [] if not report.inputs or dict(again.inputs) == dict(report.inputs) else ["the inputs' bytes differ"]
     for name in _DERIVED:
-        what, pair = f"{name.replace('_', ' ')}, derived again", (getattr(again, name), getattr(report, name))
-        close = varies and name in ("scale", "merged_length")
-        yield _close(what, *pair) if close else _equal(what, *pair, report.names)
-    tensors = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
-    copied = sorted(set(again.copied) ^ set(report.copied))
-    for what, differ, count in (("tensors", tensors, len(again.tensors)), ("copied", copied, len(again.copied))):
-        yield _none(f"{what}, derived again", [f"{key!r} differs" for key in differ], f"{count} as reported")
+        one, other = getattr(again, name), getattr(report, name)
+        close = varies and name in ("scale", "merged_length") and math.isclose(one, other, rel_tol=LENGTH_SHARE)
+        faults += [] if close or one == other else [f"{name.replace('_', ' ')}: {one}, the report says {other}"]
+    differ = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
+    faults += [f"{name!r} differs" for name in [*differ, *sorted(set(again.copied) ^ set(report.copied))]]
+    yield _check("report, derived again", faults, f"scale, lengths and counts of {len(again.tensors)} tensors")
 
 
 def _values(stored: Checkpoint, derived: Checkpoint, again: MergeReport, varies: bool) -> Check:
@@ -259,7 +247,7 @@ def _values(stored: Checkpoint, derived: Checkpoint, again: MergeReport, varies:
             differing.append(f"{name!r} ({kind}) differs")
     total = sum(info.numel for info in derived.tensors.values())
     fine = f"merged ones within {tolerance:.2g}, others equal to the bit" if varies else "equal to the bit"
-    return _none("values, derived again", differing, f"all {total:,}: {fine}")
+    return _check("values, derived again", differing, f"all {total:,}: {fine}")
 
 
 def _blocks(stored: Checkpoint, derived: Checkpoint, name: str) -> Iterator[tuple[memoryview, memoryview]]:
@@ -284,27 +272,6 @@ def _distance(one: memoryview, other: memoryview, dtype: torch.dtype) -> float:
     return float(apart.nan_to_num(nan=math.inf).max().clamp(min=0))
 
 
-def _none(what: str, faults: Sequence[str], fine: str) -> Check:
+def _check(what: str, faults: Sequence[str], fine: str) -> Check:
     """Returns a check that passes if there are no faults."""
     return Check(what, not faults, some_of(faults, limit=3, joint="; ") or fine)
-
-
-def _equal(what: str, actual: object, reported: object, names: Sequence[str] | None = None) -> Check:
-    if actual == reported:
-        return Check(what, True, _short(actual, names))
-    return Check(what, False, f"{_short(actual, names)}, but the report says {_short(reported, names)}")
-
-
-def _close(what: str, actual: float, reported: float) -> Check:
-    if math.isclose(actual, reported, rel_tol=LENGTH_SHARE):
-        return Check(what, True, f"{actual}, within {LENGTH_SHARE:g} of the report's")
-    return _equal(what, actual, reported)
-
-
-def _short(value: object, names: Sequence[str] | None) -> str:
-    """Shows a value; one that has a number for each task with their names, if they have any."""
-    if not isinstance(value, tuple):
-        return str(value)
-    if names is None or len(names) != len(value):
-        return some_of(value, limit=8)
-    return some_of([f"{one_line(name)} {part}" for name, part in zip(names, value, strict=True)], limit=8)

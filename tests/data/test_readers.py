@@ -82,6 +82,8 @@ def test_splits_of_folders_tables_and_json(tmp_path):
         for split in (None, "tset"):
             with pytest.raises(InputError, match="train"):
                 open_samples(tmp_path / name, split)
+    written(tmp_path / "tables" / "._train.parquet", "what another system left")
+    assert set(find_splits(tmp_path / "tables")) == {"train", "test"}
     whole = written(tmp_path / "site.csv", "text\na\n")
     assert find_splits(whole) == find_splits(folder(tmp_path / "classes", train=1, bus=1)) == {}
     with pytest.raises(InputError, match="leave --split out"):

@@ -65,11 +65,11 @@ def task_matrices(values: Any, name: str) -> list[Matrix]:
     return [feature_matrix(value, f"{name} of task {t}") for t, value in enumerate(values, 1)]
 
 
-def require_one_width(task: Matrix, target: Matrix, t: int) -> None:
+def require_one_width(task: Matrix, site: Matrix, t: int) -> None:
     """Refuses features of task `t` and of the site that cannot come from one encoder."""
-    if task.shape[1] != target.shape[1]:
+    if task.shape[1] != site.shape[1]:
         raise InputError(
-            f"task {t}: its features have width {task.shape[1]} and the site's have width {target.shape[1]}; embed "
+            f"task {t}: its features have width {task.shape[1]} and the site's have width {site.shape[1]}; embed "
             "both with the same encoder"
         )
 

@@ -135,11 +135,12 @@ def _require_samples(train: Samples, tasks: Sequence[Task]) -> None:
 def _filled(task: Task, train: Samples, test: Samples, data_set: DataSet) -> Task:
     """Returns a task with its samples."""
     most: Mapping[str, int] = data_set.per_class or {}  # type: ignore[assignment]
+    classes = set(task.classes)
 
     def positions(samples: Samples, side: str) -> list[int]:
         labels = samples.labels or ()
-        own = [position for position, label in enumerate(labels) if label in set(task.classes)]
-        return limited(own, labels, most[side], data_set.split_seed) if side in most else own
+        chosen = [position for position, label in enumerate(labels) if label in classes]
+        return limited(chosen, labels, most[side], data_set.split_seed) if side in most else chosen
 
     kept, held = held_out(positions(train, "train"), train.labels or (), data_set.holdout, data_set.split_seed)
     return replace(task, train=tuple(kept), test=tuple(positions(test, "test")), held=tuple(held))

@@ -85,7 +85,7 @@ def find_splits(path: Path) -> dict[str, list[Path]]:
     if path.is_file():
         return {name: [path] for name in (json_splits(path) if path.suffix.lower() == ".json" else ())}
     found: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()):
+    for file in sorted(item for item in path.iterdir() if item.is_file() and not item.name.startswith(".")):
         name, suffix = file.name.split(".")[0].split("-")[0], file.suffix.lower()
         is_table = suffix in DATA_SUFFIXES and suffix != ".txt" and name in (TRAIN, *TEST_NAMES)
         if suffix == ".parquet" or is_table:

@@ -131,10 +131,10 @@ class Profile:
     def require(self, *, encoder: str | None = None, base: str | None = None) -> None:
         """Refuses the profile unless it belongs to this encoder and this base."""
         for name, wanted in {"encoder": encoder, "base": base}.items():
-            own = getattr(self, name)
-            if wanted is not None and wanted != own:
+            digest = getattr(self, name)
+            if wanted is not None and wanted != digest:
                 raise InputError(
-                    f"the profile of task {self.task!r} belongs to another {name}: {own}, expected {wanted}; "
+                    f"the profile of task {self.task!r} belongs to another {name}: {digest}, expected {wanted}; "
                     "its numbers cannot be compared, so make the profile again"
                 )
 

@@ -260,9 +260,9 @@ class Run:
         if head is not None and checkpoint is not None:
             if not head.absolute().is_relative_to(self.path.absolute()):
                 # The run must be complete when it is moved to where it is deployed.
-                own = self.path / HEAD_FILE
-                write_atomic(own, head.read_bytes())
-                head = own
+                inside = self.path / HEAD_FILE
+                write_atomic(inside, head.read_bytes())
+                head = inside
             self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
         self.save()
 

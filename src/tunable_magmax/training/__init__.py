@@ -1,4 +1,4 @@
-"""From a pre-trained encoder to theta_1 .. theta_T: a loop of our own (`tmx train`), and records of anybody's loop."""
+"""From a pre-trained encoder to theta_1 .. theta_T: the loop of `tmx train`, and records of other loops."""
 
 from __future__ import annotations
 

@@ -112,11 +112,11 @@ def new_classifier(base: Encoder, inner: Mapping[str, Tensor], classes: Sequence
         except ValueError as error:
             raise InputError(f"{base.path}: head.source is 'builtin', but {first_line(error)}") from None
     missing = sorted(module.base_model.load_state_dict(inner, strict=False).missing_keys)
-    odd = [name for name in missing if "pooler" not in name.split(".")]
-    if odd:
+    lacking = [name for name in missing if "pooler" not in name.split(".")]
+    if lacking:
         raise InputError(
             f"{base.path}: head.source is 'builtin', but {type(module).__name__} does not begin with this encoder: it "
-            f"lacks {len(odd)} tensors, first {odd[0]!r}; choose a BERT-like encoder of texts, or a ViT or DeiT"
+            f"lacks {len(lacking)} tensors, first {lacking[0]!r}; choose a BERT-like encoder of texts, or a ViT or DeiT"
         )
     return module.to(base.device)
 

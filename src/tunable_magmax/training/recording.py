@@ -1,4 +1,4 @@
-"""Records what anybody's training loop makes into a run directory: the base, then for each task a checkpoint, a profile
+"""Records what a training loop makes into a run directory: the base, then for each task a checkpoint, a profile
 and a few samples."""
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ def record_task(
         checkpoint = _free_folder(opened, task)
         write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
         names = _class_names(task, model, data)
-        found = _Found(names, [*names.values()] if _unnamed(names, task) else None)
+        facts = _TaskFacts(names, [*names.values()] if _unnamed(names, task) else None)
         try:
             if data is not None or eval_data is not None:
-                found = _record_data(opened, task, checkpoint, names, data, eval_data, rows, keep, seed)
+                facts = _record_data(opened, task, checkpoint, names, data, eval_data, rows, keep, seed)
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
                 f"`tmx init {path} --data {task}=DATA` adds them",
                 stacklevel=2,
             )
-        _name_rows(checkpoint, found.names)
-        opened.enter(task, checkpoint, found.classes, found.profiled, found.kept)
+        _name_rows(checkpoint, facts.names)
+        opened.enter(task, checkpoint, facts.classes, facts.profiled, facts.kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -270,8 +270,8 @@ def _free_folder(run: Run, task: str) -> Path:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What a task's data told: the classes by the classifier's row, those in use, and what was written."""
+class _TaskFacts:
+    """What a task's data say: the classes by the classifier's row, those in use, and what was written."""
 
     names: dict[int, str]
     classes: list[str] | None
@@ -306,7 +306,7 @@ def _record_data(
     rows: int,
     keep: int,
     seed: int,
-) -> _Found:
+) -> _TaskFacts:
     """Writes the profile and the kept samples of a task."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.profiling import make_profile
@@ -325,7 +325,7 @@ def _record_data(
     source: Evidence = "training" if held is None else "evaluation"
     shown = samples if held is None else held
     kept = write_kept(run, task, shown, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
-    return _Found(names, [samples.classes[k] for k in sorted(set(samples.labels))], profiled, kept)
+    return _TaskFacts(names, [samples.classes[k] for k in sorted(set(samples.labels))], profiled, kept)
 
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:

@@ -226,10 +226,10 @@ class _NewClassifiers(_Sequence):
         if self.test is None or not len(tests := self.test.at(task.test)):
             return math.nan
         assert tests.labels is not None
-        truth, right = torch.tensor(task.classes, device=tests.device), 0
+        classes, right = torch.tensor(task.classes, device=tests.device), 0
         with torch.inference_mode():
             for rows in torch.split(torch.arange(len(tests)), TEST_BATCH // 4):
-                right += int((truth[self._logits(tests.batch(rows)).argmax(dim=1)] == tests.labels[rows]).sum())
+                right += int((classes[self._logits(tests.batch(rows)).argmax(dim=1)] == tests.labels[rows]).sum())
         return right / len(tests)
 
 
@@ -241,9 +241,9 @@ def _shares(by_task: Mapping[str, Any]) -> tuple[float, ...]:
 def _matrix(run: Run, benchmark: Benchmark) -> AccuracyMatrix:
     """Returns what training measured so far; what is gone is not known any more."""
     names, counts = [task.name for task in benchmark.tasks], [len(task.test) for task in benchmark.tasks]
-    found = run.read_metrics()
+    metrics = run.read_metrics()
     try:
-        return AccuracyMatrix.of(names, [], None, counts) if found is None else AccuracyMatrix.from_dict(found)
+        return AccuracyMatrix.of(names, [], None, counts) if metrics is None else AccuracyMatrix.from_dict(metrics)
     except InputError as error:
         raise InputError(f"{run.path / METRICS}: damaged ({error}); remove {run.path} and train again") from None
 

@@ -144,12 +144,6 @@ def test_all_checkpoints_of_a_run(tmx, image_run, site):
     assert "Chaudhry" in found["matrix"]["metrics"]["forgetting"]["definition"]
 
 
-def test_some_checkpoints_of_a_run(tmx, image_run, site):
-    result = tmx("eval", image_run.path, "--checkpoint", "last", "--checkpoint", "base", "--data", site, *CPU)
-    assert [line for line in result.out.splitlines() if line in ("after second", "base")] == ["after second", "base"]
-    assert "forgetting" not in result.out
-
-
 def test_what_training_measured(tmx, image_run, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
     matrix = AccuracyMatrix.of(
@@ -198,16 +192,6 @@ def test_a_benchmark_in_a_file(tmx, benched, tmp_path):
     (tmp_path / "run.yaml").write_text("- texts")
     result = tmx("eval", benched.path / "first", "--data", tmp_path / "run.yaml", *CPU)
     assert "run.yaml: expected a mapping with the section 'benchmark'" in result.err
-
-
-def test_a_run_that_is_not_finished(tmx, benched):
-    record = json.loads((benched.path / "run.json").read_text())
-    (benched.path / "run.json").write_text(json.dumps({**record, "tasks": record["tasks"][:1]}))
-    found = told(tmx, benched.path, "--checkpoint", "all")["matrix"]
-    assert found["tasks"] == ["first", "second"]
-    assert found["matrix"][1] == [None, None]
-    assert found["after"] == 1
-    assert "after 1 of 2 tasks, so T = 1" in tmx("eval", benched.path, "--checkpoint", "all", *CPU).out
 
 
 def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):

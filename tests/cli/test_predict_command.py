@@ -77,20 +77,6 @@ def test_nothing_is_written_if_something_is_refused(tmx, image_run, photos, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_can_be_read(tmx, image_run, photos, tmp_path):
-    result = tmx("predict", image_run.path / "first", photos / "blue" / "1.png", *CPU, "-o", tmp_path / "a.csv")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"error: none of 1 inputs can be read: {photos}/blue/1.png (not an image)\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_a_head_it_advises_options_that_it_has(tmx, image_run, photos, tmp_path):
-    model = shutil.copytree(image_run.path / "first", tmp_path / "model")
-    result = tmx("predict", model, photos, *CPU)
-    assert result.code == 2
-    assert "which head turns its embeddings into classes? Give head, a file, or put the head beside it" in result.err
-
-
 def test_texts_with_a_prior(tmx, text_run, tmp_path):
     model = shutil.copytree(text_run.path / "base", tmp_path / "model")
     head = load_head(text_run.path / "head.safetensors")

@@ -117,13 +117,6 @@ def test_labels(tmx, run, site, tmp_path, name):
     assert "90% interval" in result.out
 
 
-def test_one_seed_one_result(tmx, run, site):
-    def found(seed):
-        return json.loads(tmx("prefer", run, "--labels", site / "labels.txt", "--json", "--seed", seed).out)
-
-    assert found("1") == found("1") != found("2")
-
-
 def test_estimated_weights_are_never_0_and_those_by_hand_are_taken_as_they_are(tmx, run, site, tmp_path):
     out = tmp_path / "site.json"
     assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", out).code == 0
@@ -161,13 +154,6 @@ def test_a_chart(tmx, run, site, tmp_path):
     assert result.code == 0, result.err
     assert (tmp_path / "new" / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "chart: " in result.out
-
-
-def test_a_preference_merges(tmx, run, site, tmp_path):
-    given = ("--labels", site / "labels.txt")
-    assert tmx("prefer", run, *given, "-o", tmp_path / "s.json", "--quiet").out == ""
-    result = tmx("merge", run, "--preference", tmp_path / "s.json", "-o", tmp_path / "m.safetensors", "--json")
-    assert json.loads(result.out)["counts"] == Preference.load(tmp_path / "s.json").budget(119)
 
 
 def test_unknown_labels_are_named(tmx, run, tmp_path):

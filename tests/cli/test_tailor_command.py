@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -120,18 +119,3 @@ def test_what_is_refused(tmx, image_run, tmp_path, monkeypatch, arguments, text)
     assert (result.code, result.out) == (2, "")
     assert text in result.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_labels_of_no_task(tmx, image_run, tmp_path):
-    (tmp_path / "labels.txt").write_text("zebra\n" * 3)
-    result = tmx("tailor", image_run.path, "--labels", tmp_path / "labels.txt", "-o", tmp_path / "out")
-    assert (result.code, result.out) == (2, "")
-    assert "all 3 labels belong to no task" in result.err
-    assert "'zebra'" in result.err
-    assert "on-zero" not in result.err
-    assert "on_zero" not in result.err
-
-
-def test_a_run_that_was_moved_still_works(tmx, image_run, labels, tmp_path):
-    shutil.copytree(image_run.path, tmp_path / "moved")
-    assert tmx("tailor", tmp_path / "moved", "--labels", labels, "-o", tmp_path / "out", "-q").code == 0

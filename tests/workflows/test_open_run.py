@@ -1,5 +1,6 @@
 """`open_run`: what the commands do with a run directory, in Python, with samples as files or in memory."""
 
+import gc
 import warnings
 from pathlib import Path
 
@@ -137,6 +138,19 @@ def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):
     measured = run.evaluate(model, pairs)
     assert measured.accuracy.overall.right == sum(right)
     assert run.compare(model, pairs).tailored.share.right == sum(right)
+
+
+def test_a_model_without_a_place_predicts_and_goes_with_its_object(text_run, calm):
+    run = tmx.open_run(text_run.path)
+    model = run.tailor(inputs=inputs_of(text_run))
+    place = model.out
+    assert {each.label for each in model.predict(inputs_of(text_run), top=2)} <= set(run.classes["first"]) | set(
+        run.classes["second"]
+    )
+    assert (place / "model.safetensors").is_file()
+    del model
+    gc.collect()
+    assert not place.exists()
 
 
 def test_every_form_of_model_is_evaluated(text_run):

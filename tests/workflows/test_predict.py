@@ -72,25 +72,12 @@ def test_images_and_their_paths(image_run, model, tmp_path):
     assert loaded.probabilities([]).shape == (0, 4)
 
 
-def test_the_bias_can_be_left_out(image_run, model):
-    images = image_run.inputs("red", 3, 0)
-    plain = load_classifier(model, "cpu", prior="none")
-    assert not plain.has_prior
-    np.testing.assert_allclose(plain.probabilities(images), expected(model, images, bias=False), atol=1e-6)
-    assert {one.label for one in load_classifier(model, "cpu").predict(images)} == {"grey"}  # as its bias is 100
-
-
 def test_texts_and_files_of_one_text(text_model, tmp_path):
     (tmp_path / "letter.md").write_text("my good card")
     loaded = load_classifier(text_model, "cpu", prior="none")
     found = loaded.probabilities(["my good card", tmp_path / "letter.md"])
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
     np.testing.assert_allclose(found[:1], expected(text_model, ["my good card"], bias=False), atol=1e-6)
-
-
-def test_a_short_repr():
-    assert repr(Prediction("cat", 0.98765, (("cat", 0.98765),), "photo.jpg")) == "Prediction('cat', 0.988)"
-    assert repr(Prediction(None, None, error="not an image")) == "Prediction(None, error='not an image')"
 
 
 def test_files_folders_and_order(image_run, model, tmp_path):

@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from tunable_magmax import Preference, load_classifier, verify_checkpoint
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.choosing import MANY_TASKS, default_method, effective_tasks
 from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
@@ -271,13 +270,6 @@ def test_nothing_to_fit_to_is_the_old_head_with_a_note(image_run, tmp_path):
     assert not (tmp_path / "fitted").exists()
 
 
-def test_the_rule_for_the_method():
-    assert effective_tasks([2, 2, 0]) == 2
-    few, many = int(MANY_TASKS), int(MANY_TASKS) + 1
-    assert default_method([1 / few] * few) == "tunable_magmax"
-    assert default_method([1 / many] * many) == "tsv"
-
-
 @pytest.mark.parametrize(
     ("options", "method", "scale"),
     [
@@ -486,11 +478,6 @@ def test_a_run_without_a_head_and_one_whose_head_has_another_width(kept_run, tmp
     with pytest.raises(InputError, match="head"):
         made(run, SiteSources(equal=True), tmp_path / "out")
     assert left_nothing(tmp_path)
-
-
-def test_an_output_that_is_one_file(kept_run, tmp_path):
-    with pytest.raises(InputError, match="is one file, but a tailored model is a directory"):
-        made(kept_run, SiteSources(equal=True), tmp_path / "out.safetensors")
 
 
 def test_a_dry_run_reads_headers_and_says_what_would_be_done(kept_run, site, tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import Profile
-from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
@@ -35,7 +34,6 @@ from tunable_magmax.workflows.merge import (
     MergeOptions,
     check_merge,
     merge_recipe_in_memory,
-    read_preference,
     recipe_of,
 )
 from tunable_magmax.workflows.merge import merge as merge_files
@@ -185,10 +183,6 @@ class Run:
             return merge_files(self.path, read, progress).report
         self._refuse_adapters("give `out`, a directory to merge into")
         return merge_recipe_in_memory(recipe_of(self.path, None, read.weighting, read.merging), progress)[0]
-
-    def _preference(self, source: Chosen) -> Preference:
-        place = source if isinstance(source, Preference) else Path(source)
-        return read_preference(place, Recipe(self.base, self.tasks, names=self._run.names), lambda note: None)
 
     def _refuse_adapters(self, instead: str) -> None:
         adapter = next(filter(holds_adapter, self.tasks), None)

@@ -23,7 +23,7 @@ from tunable_magmax.merging.kernels.loops import (
     trailing_zeros,
 )
 
-_ALL_KEYS = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @compiled()
@@ -167,10 +167,11 @@ def weighted_sum(base, addresses, factors, out):
 
 
 @compiled()
-def _digits(values, origin, unit, shift, first, bins, digits):
+def _digits(values, origin, unit, shift, first, bins, digits, inside):
     for j in range(origin.shape[0]):
         digit = (pattern(abs(values[j] - origin[j]) * unit) >> shift) - first
-        digits[j] = np.uint32(digit if (digit >= 0) & (digit < bins) else bins)
+        digits[j] = np.uint32(digit)
+        inside[j] = (digit >= 0) & (digit < bins)
 
 
 @compiled()
@@ -180,17 +181,37 @@ def count_magnitudes(base, addresses, unit, shift, firsts, counts):
     `unit` is a 1 of the type whose bit patterns are the codes; `shift` and `firsts` are integers of their type.
     """
     n = base.shape[0]
-    bins = counts.shape[1]
+    bins = firsts.dtype.type(counts.shape[1])
     digits = np.empty(BLOCK, np.uint32)
+    inside = np.zeros(BLOCK, np.uint8)
+    octets = inside.view(np.uint64)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         origin = base[start : start + size]
+        if size < BLOCK:
+            inside[:] = 0
         for k in range(addresses.shape[0]):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            _digits(values, origin, unit, shift, firsts[k], firsts.dtype.type(bins), digits)
-            for j in range(size):
-                if digits[j] < bins:
+            _digits(values, origin, unit, shift, firsts[k], bins, digits, inside)
+            for w in range((size + WORD - 1) // WORD):
+                counted = packed(octets, w)
+                if counted == _ALL:
+                    for j in range(w * WORD, w * WORD + WORD):
+                        counts[k, digits[j]] += 1
+                while counted and counted != _ALL:
+                    j = np.int64(w * WORD) + np.int64(trailing_zeros(counted))
+                    counted &= counted - ONE
                     counts[k, digits[j]] += 1
+
+
+@compiled()
+def _equal(values, origin, magnitude, equal):
+    found = 0
+    for j in range(origin.shape[0]):
+        same = abs(values[j] - origin[j]) == magnitude
+        equal[j] = same
+        found += same
+    return found
 
 
 @compiled()
@@ -199,14 +220,19 @@ def scan_equal(base, values, magnitude, lottery_state, first_element, window, ke
     low, high = window
     below = 0
     undecided = 0
-    for p in range(base.shape[0]):
-        if np.float64(abs(values[p] - base[p])) == magnitude:
-            number = ticket(lottery_state, first_element + np.uint64(p))
-            below += number < low
-            if number - low <= high - low:
-                if undecided < keys.shape[0]:
-                    keys[undecided] = number
-                undecided += 1
+    equal = np.empty(BLOCK, np.uint8)
+    for start in range(0, base.shape[0], BLOCK):
+        origin = base[start : start + BLOCK]
+        if not _equal(values[start : start + BLOCK], origin, magnitude, equal):
+            continue
+        for j in range(origin.shape[0]):
+            if equal[j]:
+                number = ticket(lottery_state, first_element + np.uint64(start + j))
+                below += number < low
+                if number - low <= high - low:
+                    if undecided < keys.shape[0]:
+                        keys[undecided] = number
+                    undecided += 1
     return below, undecided
 
 
@@ -225,13 +251,17 @@ def _vote(values, origin, factor, least, ballots, sums):
 
 
 @compiled()
-def _drop_by_key(values, origin, least, key, lottery_state, first_element, before, ballots, sums):
+def _drop_by_key(values, origin, least, key, lottery_state, first_element, ballots, k, sums):
+    """Takes back the votes of elements of the least magnitude with larger keys."""
     for j in range(origin.shape[0]):
         if np.float64(abs(values[j] - origin[j])) == least:
             number = ticket(lottery_state, first_element + np.uint64(j))
             if number > key:
-                ballots[j] = 0.0
-                sums[j] = before[j]
+                ballots[k, j] = 0.0
+                total = 0.0
+                for i in range(k):
+                    total += ballots[i, j]
+                sums[j] = total
 
 
 @compiled()
@@ -268,7 +298,7 @@ def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_
     n = base.shape[0]
     tasks = addresses.shape[0]
     ballots = np.empty((tasks, BLOCK), np.float64)
-    sums, signs, before = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    sums, signs = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
     agreed, votes = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
@@ -278,10 +308,9 @@ def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_
         votes[:] = 0.0
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            before[:] = sums
-            if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL_KEYS:
+            if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL:
                 first = first_element + np.uint64(start)
-                _drop_by_key(values, origin, leasts[k], keys[k], lottery_states[k], first, before, ballots[k], sums)
+                _drop_by_key(values, origin, leasts[k], keys[k], lottery_states[k], first, ballots, k, sums)
         _signs(sums, signs)
         for k in range(tasks):
             _agree(ballots[k, :size], signs, shares[k], agreed, votes)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tunable_magmax import training as training
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.merging.budget import budget as budget
+    from tunable_magmax.merging.method import Method as Method
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
     from tunable_magmax.merging.running import RunningMagmax as RunningMagmax
@@ -42,6 +43,7 @@ from tunable_magmax.version import __version__
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
     "METHODS": "merging.methods",
+    "Method": "merging.methods",
     "MergeReport": "merging.report",
     "MergeSession": "merging.state_dicts",
     "Merged": "merging.state_dicts",
@@ -69,6 +71,7 @@ __all__ = [
     "MergeReport",
     "MergeSession",
     "Merged",
+    "Method",
     "Preference",
     "Profile",
     "Run",

@@ -359,6 +359,7 @@ def test_include_and_exclude():
         return changed
 
     assert merged_names() == set(names)
+    assert merged_names(include=[]) == set()
     assert merged_names(include=["enc.*"]) == {"enc.0.weight", "enc.1.weight", "enc.1.bias"}
     assert merged_names(include=["enc.?.weight"]) == {"enc.0.weight", "enc.1.weight"}
     assert merged_names(exclude=["enc"]) == set(names)  # whole names, not substrings
@@ -635,3 +636,9 @@ def test_a_step_that_is_stretched_far_is_told() -> None:
     assert len(told) == 1
     assert merge_state_dicts(base, tasks, weights=[1, 0], scale=3).report.warnings == ()
     assert merge_state_dicts(base, tasks, weights=[0, 1]).report.warnings == ()
+
+
+def test_tensors_without_values_are_refused() -> None:
+    base, task = {"w": torch.zeros(3)}, {"w": torch.zeros(3, device="meta")}
+    assert "task 1: 'w'" in refusal(base, [task])
+    assert "base: 'w'" in refusal(task, [base])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax as tmx
+from tunable_magmax.errors import InputError
 from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
-from tunable_magmax.merging.methods import METHODS, Method
+from tunable_magmax.merging.method import ENTRY_POINTS, METHODS, Method, load_method
 
 TYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
 
@@ -96,7 +98,77 @@ def test_on_torch_operations_and_in_a_session(options: dict[str, Any], monkeypat
     assert_same(tmx.merge_state_dicts(base, tasks, **options), wanted)
 
 
-def test_a_method_without_a_formula_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "nothing", type("Nothing", (Method,), {}))
-    with pytest.raises(NotImplementedError, match="Nothing has neither `vector` nor `combine`"):
-        tmx.merge_state_dicts({"w": torch.zeros(3)}, [{"w": torch.ones(3)}], method="nothing")
+@pytest.fixture
+def tmx_command(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("tmx")
+
+
+OWN = """
+import torch
+from tunable_magmax.merging.method import Method
+
+class UpperMedian(Method):
+    def vector(self, vectors):
+        return torch.stack([-vector for vector in vectors]).median(dim=0).values.neg()
+
+class Empty(Method):
+    pass
+
+NUMBER = 3
+"""
+
+
+def test_a_class_and_a_class_in_a_file(tmp_path: Path, tmx_command: Any) -> None:
+    """Python takes the class, the command line a file; the result is the same."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    states = sequence(4)
+    paths = [tmp_path / f"{k}.safetensors" for k in range(5)]
+    for path, state in zip(paths, states, strict=True):
+        save_file(state, path)
+    tasks = [word for path in paths[1:] for word in ("--task", path)]
+    command = ["merge", "--base", paths[0], *tasks, "-o", tmp_path / "out.safetensors", "--scale", "0.5"]
+    assert tmx_command(*command, "--method", f"{file}:UpperMedian").code == 0
+    spec = load_method(f"{file}:UpperMedian")
+    merged = tmx.merge_state_dicts(states[0], states[1:], method=METHODS[spec], scale=0.5)
+    found = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(found[name], merged.state_dict[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("Nobody", OWN), ("Empty", OWN), ("NUMBER", OWN), ("Own", "1 / 0"), ("Own", "class Own("), ("Own", None)],
+)
+def test_a_file_that_holds_no_method_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
+    file = tmp_path / "own.py"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InputError, match=name):
+        load_method(f"{file}:{name}")
+
+
+def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> None:
+    """Whoever writes a configuration must not decide which code runs."""
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n{OWN}")
+    spec = f"{tmp_path / 'own.py'}:UpperMedian"
+    for path in ("base", "task"):
+        save_file({"w": torch.rand(3)}, tmp_path / f"{path}.safetensors")
+    (tmp_path / "merge.yml").write_text(
+        f"merge_method: {spec}\nbase_model: base.safetensors\nmodels: [{{model: task.safetensors}}]\n"
+    )
+    result = tmx_command("merge", tmp_path / "merge.yml", "-o", tmp_path / "out.safetensors")
+    assert result.code == 2
+    assert "own.py" in result.err
+    with pytest.raises(InputError, match=r"own\.py"):
+        tmx.merge_state_dicts({"w": torch.zeros(3)}, [{"w": torch.ones(3)}], method=spec)
+    assert not ran.exists()
+
+
+def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("lower_median", f"{__name__}:Median", ENTRY_POINTS)
+    monkeypatch.setattr("tunable_magmax.merging.method.entry_points", lambda **given: [point])
+    base, *tasks = sequence(3)
+    found = tmx.merge_state_dicts(base, tasks, method="lower_median")
+    assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method="median").state_dict["a"])
+    METHODS.pop("lower_median")

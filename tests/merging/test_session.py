@@ -42,6 +42,13 @@ def test_patterns_are_fixed():
         session.merge(exclude=["w"])
 
 
+def test_a_closed_session_says_so():
+    with MergeSession({"w": torch.zeros(2)}, [{"w": torch.ones(2)}]) as session:
+        session.merge()
+    with pytest.raises(InputError, match="MergeSession is closed"):
+        session.merge()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_options_that_a_method_does_not_read_change_nothing_and_are_told(method):
     """Set each option away from its default: the method may read it, or the bytes are the same and it says so."""

@@ -302,11 +302,6 @@ def test_verify_allows_for_last_bits_and_not_for_another_method(files, tmp_path)
 # -- where it does not run, and what it needs -------------------------------------------------------------------------
 
 
-def test_workers_refuse_it(files, tmp_path) -> None:
-    with pytest.raises(InputError, match="'tsv'"):
-        tmx.merge_checkpoints(files[0], files[1:], tmp_path / "out", method="tsv", engine="ray")
-
-
 def test_too_little_memory(tmp_path) -> None:
     for k in range(3):
         save_file(

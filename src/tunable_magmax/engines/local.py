@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
-from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output as Writer
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.log import Log, finished_report
@@ -32,9 +31,9 @@ from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import Method, read_options
-from tunable_magmax.merging.names import in_order, named_tasks
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.names import by_task, named_tasks
+from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
@@ -58,24 +57,12 @@ class Engine(Protocol):
         """Merges and writes the weights."""
 
 
+@takes_options
 def merge_checkpoints(
     base: PathLike,
     tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike,
     *,
-    method: str | type[Method] = "tunable_magmax",
-    weights: Any = None,
-    budget: Sequence[int] | Mapping[str, int] | None = None,
-    scale: float | str | None = None,
-    scope: str = "model",
-    compare: str = "all",
-    density: float | Sequence[float] = 0.2,
-    normalize: bool | str = "count",
-    seed: int = 0,
-    out_dtype: torch.dtype | str | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    fitted_head: FittedTensors | None = None,
     memory: int | str | None = None,
     shard_size: int | str | None = None,
     threads: int | None = None,
@@ -88,16 +75,16 @@ def merge_checkpoints(
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
     additions: Additions | None = None,
+    **options: Any,
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    A task may be a directory with a LoRA adapter (docs/merge.md), or have a classifier of its own (docs/merge.md),
-    whose tensors `fitted_head` takes the place of.
+    The options are those of `Options`, and the result is that of `merge_state_dicts`, to the bit (for `tsv`, within a
+    tolerance). A task may be a directory with a LoRA adapter, or have a classifier of its own (docs/merge.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
-    all; an interrupted merge begins anew. The other options are those of `merge_state_dicts`, and the result is the
-    same to the bit (for `tsv`, within a tolerance). `names` are what report,
-    configuration and model card call the tasks; `tasks` may also be a dict by name. Tasks with names may have `weights`
-    and `budget` by name, where a task that is not named gets 0.
+    all; an interrupted merge begins anew. `names` are what report, configuration and model card call the tasks; `tasks`
+    may also be a dict by name. Tasks with names may have `weights` and `budget` by name, where a task that is not named
+    gets 0.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
     and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
     `additions` make more files of an output directory, which appear with it and are in the report.
@@ -114,22 +101,7 @@ def merge_checkpoints(
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     tasks, names = named_tasks(tasks, names)
-    options = read_options(
-        len(tasks),
-        method=method,
-        weights=in_order(weights, names),
-        budget=in_order(budget, names, "budgets"),
-        scale=scale,
-        scope=scope,
-        compare=compare,
-        density=density,
-        normalize=normalize,
-        seed=seed,
-        out_dtype=out_dtype,
-        include=include,
-        exclude=exclude,
-        fitted_head=fitted_head,
-    )
+    read = read_options(len(tasks), **by_task(options, names))
     writing = Output(
         "1GiB" if memory is None else memory, threads, "5GB" if shard_size is None else shard_size, overwrite
     )
@@ -138,13 +110,13 @@ def merge_checkpoints(
     bound, shard = writing.memory_bytes, writing.shard_bytes(target)
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
-    with _engine(place, threads) as runs_on, Inputs(base, tasks, options) as inputs:
+    with _engine(place, threads) as runs_on, Inputs(base, tasks, read) as inputs:
         inputs.refuse_as_output(target)
         log_file = target.with_name(f"{target.name}.log")
         refuse_link(log_file)
         if shard is not None:
             check_companions(inputs)
-        known_by = finished_by(inputs, options, shard, names) if additions is None else additions.fingerprint
+        known_by = finished_by(inputs, read, shard, names) if additions is None else additions.fingerprint
         if Writer.recover(target) and notify is not None:
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
         if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
@@ -152,14 +124,14 @@ def merge_checkpoints(
                 notify(COMPLETE.format(out=out))
             return finished
         Writer.check(target, overwrite)
-        spilled = runs_on.check(inputs, options, bound)
-        shards = expected_shards(inputs.layout, options.out_dtype, shard)
+        spilled = runs_on.check(inputs, read, bound)
+        shards = expected_shards(inputs.layout, read.out_dtype, shard)
         check_space(target, sum(file.size for file in shards) + spilled)
         if notify is not None:
             for note in inputs.notes():
                 notify(note)
         with Writer(target, overwrite=overwrite) as output:
-            job = Job(inputs, options, output, shard, bound, progress, names, additions)
+            job = Job(inputs, read, output, shard, bound, progress, names, additions)
             report = write_output(job, lambda: runs_on.merge(job), Log(log_file, target, started, known_by))
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)

@@ -29,7 +29,7 @@ class Method:
     A method does not know where a merge runs: it works through the operations of the kernels and of `MergedElements`,
     which are the same on every device and on a cluster.
 
-    >>> import tunable_magmax as tmx
+    >>> import torch, tunable_magmax as tmx
     >>> class LowerMedian(Method):
     ...     def vector(self, vectors):
     ...         return torch.stack(list(vectors)).median(dim=0).values

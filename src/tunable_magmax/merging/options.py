@@ -1,12 +1,13 @@
-"""The options of a merge, read and checked once, before anything is opened."""
+"""The options of a merge: listed, described and checked here, once, before anything is opened."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.tensors import FLOATS
@@ -14,44 +15,41 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import read_budget, read_decimal, read_weights
 
 MATCHED = "matched"
-DEFAULTS: dict[str, Any] = {
-    "method": "tunable_magmax",
-    "weights": None,
-    "budget": None,
-    "scale": None,
-    "scope": "model",
-    "compare": "all",
-    "density": 0.2,
-    "normalize": "count",
-    "seed": 0,
-    "out_dtype": None,
-    "include": None,
-    "exclude": None,
-    "fitted_head": None,
-}
-"""What the options of a merge are if nobody sets them. A scale of None is the method's own default."""
 _OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked options: weights and density as exact rationals, `out_dtype` as a safetensors code."""
+    """What a merge does. docs/method.md defines every option.
 
-    method: str
-    weights: tuple[Fraction, ...] | None
-    budget: tuple[int, ...] | None
-    scale: float | None
-    """None stands for `matched`."""
-    scope: str
-    compare: str
-    density: Fraction | tuple[Fraction, ...]
-    """What TIES keeps of each task vector: one share for all, or one for each."""
-    normalize: str
-    """What TIES divides the sum of those who agree by: their "count", the sum of their "weights", or "none"."""
-    seed: int
-    out_dtype: str | None
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...] | None
+    `read` makes one of what users give: weights and density become exact rationals, `out_dtype` a safetensors code.
+    """
+
+    method: str = "tunable_magmax"
+    """The method, by name; Python also takes a class."""
+    weights: tuple[Fraction, ...] | None = None
+    """How much each task matters: a number each, by name where tasks have names, or a `Preference`. Default: equal."""
+    budget: tuple[int, ...] | None = None
+    """How many elements each task gives, instead of weights."""
+    scale: float | None = None
+    """The paper's lambda: a number, or matched, as long as the last task vector. Default: the preference's if it has
+    one, else the method's own, matched for all but tsv. None stands for matched once read."""
+    scope: str = "model"
+    """model: one budget over the whole model; tensor: inside each tensor."""
+    compare: str = "all"
+    """all: magnitudes are compared with those of all earlier tasks; active: of those that have a budget."""
+    density: Fraction | tuple[Fraction, ...] = Fraction(1, 5)
+    """The share of each task vector that ties keeps: one for all tasks, or one for each."""
+    normalize: str = "count"
+    """What ties divides the sum of those who agree by: their count, the sum of their weights, or none."""
+    seed: int = 0
+    """The seed of the lottery; one seed gives one result."""
+    out_dtype: str | None = None
+    """The type of the output. Default: for each tensor the widest of its inputs."""
+    include: tuple[str, ...] | None = None
+    """Only tensors whose names match one of these patterns are merged. Default: all."""
+    exclude: tuple[str, ...] | None = None
+    """Tensors whose names match one of these patterns are copied from the base."""
     fitted_head: FittedTensors | None = None
     """Tensors that take the place of the tasks' own classifiers; of files only."""
 
@@ -59,7 +57,7 @@ class Options:
     def read(cls, tasks: int, **given: Any) -> Options:
         """Checks each option by itself; `methods.read_options` also checks that they go together."""
         if unknown := sorted(given.keys() - DEFAULTS.keys()):
-            raise TypeError(f"a merge has no option {unknown[0]!r}")
+            raise TypeError(f"a merge has no option {unknown[0]!r}{closest(unknown[0], list(DEFAULTS))}")
         options = DEFAULTS | given
         return cls(
             method=options["method"],
@@ -92,6 +90,33 @@ class Options:
         """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
         given = self.weights if self.budget is None else self.budget
         return given is None or given[task] > 0
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Options)}
+"""What the options of a merge are if nobody sets them."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_options(function: Function) -> Function:
+    """Shows the fields of `Options` in the signature of a function, in place of its **options.
+
+    >>> @takes_options
+    ... def merge(base, **options): ...
+    >>> list(inspect.signature(merge).parameters)[:3]
+    ['base', 'method', 'weights']
+    """
+    own = inspect.signature(function)
+    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    ours = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=float(usual) if isinstance(usual, Fraction) else usual
+        )
+        for name, usual in DEFAULTS.items()
+    ]
+    first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
+    function.__signature__ = own.replace(parameters=kept[:first] + ours + kept[first:])  # type: ignore[attr-defined]
+    return function
 
 
 def one_of(value: Any, option: str, known: Sequence[str]) -> str:

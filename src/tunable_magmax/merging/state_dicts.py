@@ -17,8 +17,8 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
-from tunable_magmax.merging.names import in_order, named_tasks
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.names import by_task, named_tasks
+from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.walker import Sources, cast_copied
@@ -81,31 +81,13 @@ class Merged:
         return model
 
 
-def merge_state_dicts(
-    base: StateDict | Module,
-    tasks: Tasks,
-    *,
-    method: str | type[Method] = "tunable_magmax",
-    weights: Any = None,
-    budget: Sequence[int] | Mapping[str, int] | None = None,
-    scale: float | str | None = None,
-    scope: str = "model",
-    compare: str = "all",
-    density: float | Sequence[float] = 0.2,
-    normalize: bool | str = "count",
-    seed: int = 0,
-    out_dtype: torch.dtype | str | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    threads: int | None = None,
-) -> Merged:
+@takes_options
+def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | None = None, **options: Any) -> Merged:
     """Merges task checkpoints, given in training order, into the base; all are dicts of tensors, or modules.
 
-    `weights` say how much each task matters: a number each, a `Preference`, or None for equal ones; `budget` how many
-    elements it gives; `scale` is the paper's lambda, a number or "matched" (None: the preference's if it has one, else
-    the method's own default, "matched" for all but tsv). docs/method.md defines every option. `tasks` may be a dict by
-    name; `weights` and `budget` may then be by name, too, with 0 for tasks that are not named. The inputs are not
-    modified.
+    The options are those of `Options`, such as `method`, `weights` and `scale`. `tasks` may be a dict by name;
+    `weights` and `budget` may then be by name, too, with 0 for tasks that are not named. `threads`: by default one for
+    each core. The inputs are not modified.
 
     >>> import torch
     >>> base = {"w": torch.zeros(4)}
@@ -116,30 +98,16 @@ def merge_state_dicts(
     """
     start, given, names = _tensors(base), *_named(tasks)
     ends = [_tensors(task) for task in given]
-    options = read_options(
-        len(ends),
-        method=method,
-        weights=in_order(weights, names),
-        budget=in_order(budget, names, "budgets"),
-        scale=scale,
-        scope=scope,
-        compare=compare,
-        density=density,
-        normalize=normalize,
-        seed=seed,
-        out_dtype=out_dtype,
-        include=include,
-        exclude=exclude,
-    )
-    layout, labels = _layout_of([start, *ends], options, unused_options(options))
-    with torch.no_grad(), merge_in_memory(layout, start, ends, options, labels, threads) as merge:
+    read = read_options(len(ends), **by_task(options, names))
+    layout, labels = _layout_of([start, *ends], read, unused_options(read))
+    with torch.no_grad(), merge_in_memory(layout, start, ends, read, labels, threads) as merge:
         merge.survey()
         merge.decide()
         values = merge.values()
         report = replace(merge.report(), names=names)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(assemble(start, layout, values, options), report, _module(base))
+    return Merged(assemble(start, layout, values, read), report, _module(base))
 
 
 def _module(source: StateDict | Module) -> Module | None:
@@ -306,9 +274,7 @@ class MergeSession:
             raise InputError("this MergeSession is closed: open another one")
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
-        for what in ("weights", "budget"):
-            given[what] = in_order(given.get(what), self._names, what)
-        options = read_options(len(self._tasks), **self._patterns, **given)
+        options = read_options(len(self._tasks), **self._patterns, **by_task(given, self._names))
         merge, method = self._merge, METHODS[options.method](options, len(self._tasks), reusable=True)
         merge.restart(options, method)
         merge.decide()

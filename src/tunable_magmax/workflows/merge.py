@@ -174,11 +174,15 @@ def recipe_of(
     asked for. A configuration that a merge saved names its models without saying where they are: they are where the
     merge's log says, or where `checkpoints` say.
     """
+    from tunable_magmax.merging.method import load_method
+
     weighting, notify = weighting or Weighting(), notify or (lambda _: None)
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
     options = {name: value for name, value in flat(merging or Merging()).items() if value != ()}
+    if options["method"] is not None:
+        options["method"] = load_method(options["method"])
     for name in ("weights", "budget"):
         values = getattr(weighting, name)
         if isinstance(values, Mapping):

@@ -145,7 +145,7 @@ class NumbaKernels:
         self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
     ) -> tuple[int, Keys]:
         narrow = _NUMPY[chunk.base.dtype](magnitude)
-        if float(narrow) != magnitude:  # a float64, which no difference of float32 is
+        if narrow != np.float64(magnitude):  # a float64, which no difference of float32 is
             return 0, np.empty(0, np.uint64)
         values = chunk.base.numpy(), chunk.tasks[task].numpy(), narrow
         numbers = np.uint64(lottery_state), np.uint64(chunk.element), (np.uint64(low), np.uint64(high))

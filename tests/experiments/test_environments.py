@@ -10,9 +10,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.environments import (
     PAPER,
     VARIANTS,
-    EnvironmentSizes,
+    EnvironmentOptions,
     draw_environments,
-    level_mixtures,
 )
 
 
@@ -22,11 +21,11 @@ def benchmark(tasks: int, test: int) -> Benchmark:
     labels = tuple(t for t in range(tasks) for _ in range(test))
     samples = Samples("nowhere", "text", len(labels), lambda positions: iter(()), names, labels)
     parts = tuple(Task(f"task {t}", (t,), (), tuple(range(t * test, (t + 1) * test))) for t in range(tasks))
-    return Benchmark("made up", "text", names, samples, samples, parts, "class", {}, None)
+    return Benchmark("made up", "text", names, samples, samples, parts, {}, None)
 
 
 def test_the_papers_environments():
-    found = draw_environments(benchmark(20, 500), EnvironmentSizes(size=500))
+    found = draw_environments(benchmark(20, 500), EnvironmentOptions(size=500))
     assert [one.name for one in found] == [f"{mixture}/{variant}" for mixture in PAPER for variant in VARIANTS]
     for one in found:
         assert len(one.meta) + len(one.rest) == 500
@@ -41,44 +40,41 @@ def test_the_papers_environments():
 
 
 def test_variants_differ_and_one_seed_gives_one_environment():
-    sizes = EnvironmentSizes(size=100)
+    sizes = EnvironmentOptions(size=100)
     first, again = (draw_environments(benchmark(20, 100), sizes) for _ in range(2))
     assert first == again
     assert len({one.tasks for one in first if one.mixture == "D1"}) > 1
 
 
 def test_without_a_size_every_ratio_is_satisfied():
-    found = draw_environments(benchmark(50, 90), EnvironmentSizes())
+    found = draw_environments(benchmark(50, 90), EnvironmentOptions(size="supply"))
     assert {len(one.meta) + len(one.rest) for one in found} == {112}  # 90 / 0.8
     assert all(short == 0 for one in found for short in one.short)
-    levels = level_mixtures([1, "all"], 50)
-    with_levels = draw_environments(benchmark(50, 90), EnvironmentSizes(levels=levels))
+    with_levels = draw_environments(benchmark(50, 90), EnvironmentOptions(levels=(1, "all"), size="supply"))
     assert [one for one in with_levels if one.mixture.startswith("D")] == found
     assert {one.mixture: len(one.meta) + len(one.rest) for one in with_levels[-6:]} == {"M1": 90, "M50": 112}
-    largest = draw_environments(benchmark(5, 5000), EnvironmentSizes())
+    largest = draw_environments(benchmark(5, 5000), EnvironmentOptions(size="supply"))
     assert {len(one.meta) + len(one.rest) for one in largest} == {1000}
 
 
 def test_a_short_supply_is_told():
-    found = draw_environments(benchmark(5, 90), EnvironmentSizes({"D2": (0.8, 0.2)}, (42,), size=200))[0]
+    found = draw_environments(benchmark(5, 90), EnvironmentOptions({"D2": (0.8, 0.2)}, variants=(42,), size=200))[0]
     assert found.short == (70, 0)
     assert len(found.meta) + len(found.rest) == 130
 
 
 def test_shares_of_many_tasks():
-    found = draw_environments(
-        benchmark(10, 30), EnvironmentSizes({}, (42,), size=30, levels=level_mixtures([1, 10], 10))
-    )
+    found = draw_environments(benchmark(10, 30), EnvironmentOptions({}, (1, 10), (42,), size=30))
     assert [len(one.tasks) for one in found] == [1, 10]
     assert sorted(found[1].tasks) == list(range(10))
 
 
-@pytest.mark.parametrize("ratio", [(), (0.5, 0.6), (1.2, -0.2), (0.25,) * 4])
+@pytest.mark.parametrize("ratio", [(0.5, 0.6), (1.2, -0.2), (0.25,) * 4])
 def test_a_ratio_that_cannot_be(ratio):
     with pytest.raises(InputError, match="must be positive shares that sum to 1, of at most 3 tasks"):
-        draw_environments(benchmark(3, 10), EnvironmentSizes({"D1": ratio}))
+        draw_environments(benchmark(3, 10), EnvironmentOptions({"D1": ratio}))
 
 
 def test_nothing_left_to_evaluate_on():
     with pytest.raises(InputError, match="D1/42 has 2 samples: none is left to evaluate on"):
-        draw_environments(benchmark(2, 1), EnvironmentSizes({"D1": (0.5, 0.5)}, (42,), size=2))
+        draw_environments(benchmark(2, 1), EnvironmentOptions({"D1": (0.5, 0.5)}, variants=(42,), size=2))

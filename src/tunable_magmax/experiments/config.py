@@ -6,52 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, Field, ValidationError, WrapValidator
+from pydantic import AfterValidator, Field
 
 from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, read_yaml, refuse, set_value
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, level_mixtures, paper_size
+from tunable_magmax.experiments.environments import VARIANTS, Count, EnvironmentOptions, Variants
 from tunable_magmax.experiments.rows import Row
 from tunable_magmax.training.config import PATHS, TrainConfig
 
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 HOLDOUT = 0.05
-
-Item = TypeVar("Item")
-
-
-def _must_be(words: str) -> WrapValidator:
-    """One message for a value that may be of several types, instead of one for each type."""
-
-    def checked(value: Any, check: Any) -> Any:
-        try:
-            return check(value)
-        except ValidationError:
-            raise ValueError(f"must be {words}") from None
-
-    return WrapValidator(checked)
-
-
-def _not_empty(values: tuple[Item, ...]) -> tuple[Item, ...]:
-    # pydantic's own check also complains of lists whose values are wrong.
-    if not values:
-        raise ValueError("must have at least one value")
-    return values
-
-
-Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
-Whole: TypeAlias = Annotated[int, Field(ge=0)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Mixtures: TypeAlias = Annotated[
-    Literal["paper"] | Annotated[dict[str, Annotated[list[Positive], Field(min_length=1)]], Field(min_length=1)],
-    _must_be("paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
-]
-Level: TypeAlias = Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")]
-Size: TypeAlias = Annotated[
-    Literal["paper", "supply"] | Count, _must_be("paper, supply or a whole number of at least 1")
-]
 
 
 def _row_name(name: str) -> str:
@@ -70,74 +36,35 @@ class SearchOptions:
 
     __pydantic_config__ = STRICT
     trials: Count = 50
-    variants: Some[Whole] = VARIANTS[:1]
+    variants: Variants = VARIANTS[:1]
 
 
 @dataclass(frozen=True)
-class EnvironmentOptions:
-    """The environments as a file describes them.
-
-    `levels`: beside the mixtures, equal shares of so many tasks, or of `all`; a sequence leaves out those for which it
-    has too few tasks. `variants`: draws of each. `size`: samples of each, at most `most`. `meta`: the known share.
-    """
-
-    __pydantic_config__ = STRICT
-    mixtures: Mixtures = "paper"
-    levels: tuple[Level, ...] = ()
-    variants: Some[Whole] = VARIANTS
-    size: Size = "paper"
-    most: Count = 1000
-    meta: Positive = 0.1
-
-    def sizes(self, count: int) -> EnvironmentSizes:
-        """Returns the environments of a benchmark with so many tasks."""
-        own = PAPER if self.mixtures == "paper" else {name: tuple(ratio) for name, ratio in self.mixtures.items()}
-        size = {"paper": paper_size(count), "supply": None}.get(str(self.size), self.size)
-        levels = level_mixtures(self.levels, count)
-        return EnvironmentSizes(
-            own, self.variants, size if isinstance(size, int) else None, self.most, self.meta, levels
-        )
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The settings that mean the same in a file and in a checked experiment."""
-
-    name: str = ""
-    setting: str = ""
-    about: str = ""
-    run: dict[str, Any] = field(default_factory=dict)
-    seeds: Some[Whole] = (3, 4, 5)
-    order_from_seed: bool = False
-    rows: tuple[RowName, ...] = ()
-    grid: Some[Positive] = GRID
-    search: SearchOptions = SearchOptions()
-    joint_steps: Count | None = None
-    alphas: tuple[NotNegative, ...] = ()
-    meta_sizes: tuple[Count, ...] = ()
-
-
-@dataclass(frozen=True)
-class ExperimentFile(_Settings):
-    """The YAML of an experiment.
+class Experiment:
+    """An experiment as its YAML describes it, which may also have `extends`: a file that this one changes.
 
     `setting`: what its records are called, such as minilm/clinc150-15. `run`: what is trained, as in run.yaml. `rows`:
     by name. `grid`: the scales that rows at their best scale choose among. `joint_steps`: of the model that is trained
     on all tasks together, by default as many as the sequence has. `alphas`: of the figure of first against last task.
-    `meta_sizes`: numbers of known samples that tailored rows are tried with. `extends`: a file that this one changes.
+    `meta_sizes`: numbers of known samples that tailored rows are tried with. `root`: where relative paths count from,
+    by default the file's folder.
     """
 
     __pydantic_config__ = STRICT
-    environments: EnvironmentOptions = EnvironmentOptions()
-    extends: str | None = None
-
-
-@dataclass(frozen=True)
-class Experiment(_Settings):
-    """A checked experiment. `root`: where its relative paths count from."""
-
-    environments: EnvironmentSizes = field(default_factory=EnvironmentSizes)
-    root: Path = Path()
+    run: dict[str, Any]
+    name: str = ""
+    setting: str = ""
+    about: str = ""
+    seeds: Variants = (3, 4, 5)
+    order_from_seed: bool = False
+    environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    rows: tuple[RowName, ...] = ()
+    grid: Annotated[tuple[Positive, ...], Field(min_length=1)] = GRID
+    search: SearchOptions = field(default_factory=SearchOptions)
+    joint_steps: Count | None = None
+    alphas: tuple[NotNegative, ...] = ()
+    meta_sizes: tuple[Count, ...] = ()
+    root: str = ""
 
     @property
     def planned(self) -> list[Row]:
@@ -146,8 +73,9 @@ class Experiment(_Settings):
 
     @property
     def tasks(self) -> int:
-        """How many tasks its sequences have."""
-        return _task_count(self.run)
+        """How many tasks its sequences have: a number, or groups of classes by name."""
+        tasks = (self.run.get("benchmark") or {}).get("tasks")
+        return tasks if isinstance(tasks, int) else len(tasks or ())
 
     def joint_training(self, seed: int, steps: int) -> TrainConfig:
         """Returns the training of one model on all tasks together: the same recipe, with so many steps."""
@@ -163,13 +91,7 @@ class Experiment(_Settings):
         if any(row.scale == "best" for row in self.planned):
             benchmark.setdefault("holdout", HOLDOUT)
         data = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
-        return TrainConfig.read(data, self.root, f"experiment {self.name}, run")
-
-
-def _task_count(run: Mapping[str, Any]) -> int:
-    """Returns how many tasks a run.yaml has; they may be a number, or groups of classes by name."""
-    tasks = (run.get("benchmark") or {}).get("tasks")
-    return tasks if isinstance(tasks, int) else len(tasks or ())
+        return TrainConfig.read(data, Path(self.root), f"experiment {self.name}, run")
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
@@ -183,16 +105,11 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     for change in changes:
         set_value(data, change, _PATHS)
     problems: list[str] = []
-    file = gather(ExperimentFile, data, problems)
-    if "run" not in data:
-        problems.append("run is missing: what is trained, as in run.yaml")
+    file = gather(Experiment, data, problems)
     refuse(problems, str(path))
     assert file is not None
-    name = file.name or path.stem
-    own = {each.name: getattr(file, each.name) for each in fields(_Settings)}
-    sizes = file.environments.sizes(_task_count(file.run))
-    named = own | {"name": name, "setting": file.setting or name}
-    experiment = Experiment(**named, environments=sizes, root=path.parent.absolute())
+    name, root = file.name or path.stem, path.parent.absolute() / file.root
+    experiment = replace(file, name=name, setting=file.setting or name, root=str(root))
     for seed in experiment.seeds:
         experiment.training(seed)  # tells what is wrong with the run before anything is made
     return experiment
@@ -225,7 +142,7 @@ def _loaded(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Returns a file's mapping, on top of the one that it extends."""
     if path.resolve() in above:
         raise InputError(f"{path} extends itself")
-    keys = ", ".join(each.name for each in fields(ExperimentFile))
+    keys = ", ".join(each.name for each in fields(Experiment))
     data = read_yaml(path, "the YAML of an experiment, as in configs/", f"the keys {keys}")
     extended = data.pop("extends", None)
     if extended is None:

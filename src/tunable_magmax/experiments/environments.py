@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import Field, ValidationError, WrapValidator
+
+from tunable_magmax.config import STRICT, Positive
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
 
 VARIANTS = (42, 123, 456, 789, 1011)
-META = 0.1
 PAPER: Mapping[str, tuple[float, ...]] = {
     "D1": (0.5, 0.5),
     "D2": (0.8, 0.2),
@@ -21,6 +24,68 @@ PAPER: Mapping[str, tuple[float, ...]] = {
     "D5": (0.6, 0.2, 0.2),
 }
 """The paper's five mixing ratios."""
+
+
+def _must_be(words: str) -> WrapValidator:
+    """One message for a value that may be of several types, instead of one for each type."""
+
+    def checked(value: Any, check: Any) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise ValueError(f"must be {words}") from None
+
+    return WrapValidator(checked)
+
+
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Variants: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Mixtures: TypeAlias = Annotated[
+    Literal["paper"] | dict[str, Annotated[list[Positive], Field(min_length=1)]],
+    _must_be("paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
+]
+Level: TypeAlias = Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")]
+Size: TypeAlias = Annotated[
+    Literal["paper", "supply"] | Count, _must_be("paper, supply or a whole number of at least 1")
+]
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """Describes environments.
+
+    `mixtures`: ratios by name. `levels`: beside them, equal shares of so many tasks, or of `all`; more than there are
+    are left out. `variants`: the seeds of the draws of each. `size`: samples of each, where a task with too few gives
+    all it has; `supply` is the largest size for which every task can satisfy every ratio of the mixtures, at most
+    `most`, and a level that needs more of a task has fewer samples. `meta`: the share of each task's samples that is
+    known, at least one.
+    """
+
+    __pydantic_config__ = STRICT
+    mixtures: Mixtures = "paper"
+    levels: tuple[Level, ...] = ()
+    variants: Variants = VARIANTS
+    size: Size = "paper"
+    most: Count = 1000
+    meta: Positive = 0.1
+
+    @property
+    def ratios(self) -> Mapping[str, tuple[float, ...]]:
+        """The mixing ratios without the levels."""
+        return PAPER if self.mixtures == "paper" else {name: tuple(ratio) for name, ratio in self.mixtures.items()}
+
+    def all_ratios(self, tasks: int) -> dict[str, tuple[float, ...]]:
+        """Returns mixing ratios by name for so many tasks, levels last.
+
+        >>> EnvironmentOptions({"A": [0.7, 0.3]}, levels=(2, 10, "all")).all_ratios(4)
+        {'A': (0.7, 0.3), 'M2': (0.5, 0.5), 'M4': (0.25, 0.25, 0.25, 0.25)}
+        """
+        counts = dict.fromkeys(tasks if level == "all" else level for level in self.levels)
+        return {**self.ratios, **{f"M{count}": (1 / count,) * count for count in counts if count <= tasks}}
+
+    def names(self, tasks: int) -> list[str]:
+        """Returns the names of all environments, in the order in which they are drawn."""
+        return [f"{name}/{variant}" for name in self.all_ratios(tasks) for variant in self.variants]
 
 
 @dataclass(frozen=True)
@@ -58,54 +123,25 @@ def paper_size(tasks: int) -> int:
     return 1000 if tasks <= 10 else 500 if tasks <= 30 else 200
 
 
-def level_mixtures(levels: Sequence[int | str], tasks: int) -> dict[str, tuple[float, ...]]:
-    """Returns equal shares of M of the tasks for each level M; `all` is all tasks, and more than these are left out.
-
-    >>> level_mixtures([2, 10, "all"], 4)
-    {'M2': (0.5, 0.5), 'M4': (0.25, 0.25, 0.25, 0.25)}
-    """
-    counts = [tasks if level == "all" else int(level) for level in levels]
-    return {f"M{count}": (1 / count,) * count for count in dict.fromkeys(counts) if 0 < count <= tasks}
-
-
-@dataclass(frozen=True)
-class EnvironmentSizes:
-    """Describes environments: mixing ratios by name, equal shares as further `levels`, and the seeds of variants.
-
-    `size`: samples of each; a task with too few gives all it has, and the environment says how many are missing.
-    Without it, the largest size for which every task can satisfy every ratio of the mixtures, at most `most`; a level
-    that needs more of a task has fewer samples. The first share `meta` of each task's samples (at least one) is known.
-    """
-
-    mixtures: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: PAPER)
-    variants: tuple[int, ...] = VARIANTS
-    size: int | None = None
-    most: int = 1000
-    meta: float = META
-    levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all environments, in the order in which they are drawn."""
-        return [f"{name}/{variant}" for name in {**self.mixtures, **self.levels} for variant in self.variants]
-
-
-def draw_environments(benchmark: Benchmark, sizes: EnvironmentSizes) -> list[Environment]:
+def draw_environments(benchmark: Benchmark, options: EnvironmentOptions) -> list[Environment]:
     """Draws an environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed."""
-    ratios = {**sizes.mixtures, **sizes.levels}
+    count = len(benchmark.tasks)
+    ratios = options.all_ratios(count)
     for name, ratio in ratios.items():
-        if len(ratio) > len(benchmark.tasks) or not ratio or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
+        if len(ratio) > count or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
             raise InputError(
                 f"environment {name!r}: the ratio {tuple(ratio)} must be positive shares that sum to 1, of at most "
-                f"{len(benchmark.tasks)} tasks"
+                f"{count} tasks"
             )
     supply = min(len(task.test) for task in benchmark.tasks)
     possible = {name: int(supply / max(ratio) + 1e-9) for name, ratio in ratios.items()}
-    largest = min(sizes.most, *(possible[name] for name in sizes.mixtures or ratios))
+    largest = min(options.most, *(possible[name] for name in options.ratios or ratios))
+    fixed = paper_size(count) if options.size == "paper" else options.size
     return [
-        _drawn(benchmark, name, ratio, variant, sizes.size or min(largest, possible[name]), sizes.meta)
+        _drawn(benchmark, name, ratio, variant, fixed if isinstance(fixed, int) else size, options.meta)
         for name, ratio in ratios.items()
-        for variant in sizes.variants
+        for size in (min(largest, possible[name]),)
+        for variant in options.variants
     ]
 
 

@@ -20,37 +20,26 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, lottery_state
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold")
-# The common letters of a script first: few classes should be ones that people know.
-SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
-    "digits": ((0x30, 0x39),),
-    "latin": ((0x41, 0x5A), (0x61, 0x7A), (0xC0, 0xFF)),
-    "greek": ((0x391, 0x3C9), (0x3CF, 0x3FF)),
-    "cyrillic": ((0x410, 0x44F), (0x400, 0x40F), (0x450, 0x52F)),
-    "signs": ((0x2200, 0x22FF), (0x21, 0x2F), (0x3A, 0x40), (0xA1, 0xBF)),
-}
-# Phonetic and African Latin, Armenian, Georgian, currencies, arrows, planets and notes.
-OTHERS = (
-    (0x100, 0x2AF),
-    (0x531, 0x588),
-    (0x10A0, 0x10FF),
-    (0x20A0, 0x20BF),
-    (0x2190, 0x21FF),
-    (0x2600, 0x266F),
+# Characters that all fonts hold and that look different in each: five of a script in turn, for the benchmark, and
+# phonetic and African Latin, Armenian, Georgian, currencies, arrows, planets and notes to pre-train on.
+CHARACTERS = (
+    "01234ABCDEΓΔΞΣΦДЖИЛЦ∀∂∃∇∈56789FGHJKΨΩαβεЧШЩЪЫ∋∏−∓∕LMNOPζηικλЬЮЯлЂ∗√∛∝∞QRSTUμνξςσЉЊЋЏђ∟∠∣∩∸VWXYZτυφχωєћѢѣѳ"
+    "∹∺≂≃≐abdefϗϘϚϝϞҐҒҔҖҘ≑≒≓≔≡ikmnpϟϠϡ϶ϺҚңҤҫҬ≤≥⊂⊃⊆qrtuyϻϼϽҲҺӃӇӋ⊇⊍⊏⊐⊑Æ×ØÞßӘӠӶ⊒⊓⊔⊕⊗æð÷þ⊙⊞⊠⊡⊢⊣⊥⋄#$%&:;<=>?@¢£¤¥§©"
+    "¬±¶¿"
 )
-ROUND = 5  # characters of one script that follow each other
-CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "Sc", "So", "Po")
+OTHERS = (
+    "ħŁłŒœƁƄƇƊƋƑƓƔƕƗƝƢƣƤƦƧƪƫƳƶƸƺƼƽƾǁǂǶȜȡȤȴȵȸȻȾȿɀɁɍɐɑɕɖɗɘɚɝɞɠɡɤɦɧɬɭɮɰɱɲɳɷɹɺɻɼɾɿʁʂʆʇʊʌʍʎʐʑʓʔʕʗʚʛʝʞʣʤʦʧʨʩʪʫʬʭʮʯԱԲ"
+    "ԳԴԵԶԷԸԹԺԻԽԾԿՀՁՃՄՅՆՇՉՊՋՌՎՐՒՔՖ՜՞՟զէըլխձճմնչջփֆაბგდეზთიკლმნოჟრსტუფქღყცძჭჯჰჱჲჳჴჵჶჸჹჺ჻₦€₯₴₸₹←↑→↓↖↗↘↙↜↝↢↣↥↦↧↩↪↫"
+    "↬↭↯↰↱↲↳↴↵↶↷↸↹↺↻↼↽↾↿⇀⇁⇂⇃⇄⇅⇆⇇⇈⇉⇊⇋⇌⇐⇑⇒⇓⇖⇗⇘⇙⇞⇤⇥⇫⇮⇰⇱⇲⇳⇵⇶⇷⇸⇼☀☸☹☼☿♀♁♂♃♄♅♆♇♠♡♢♤♥♦♧♩♪♫♬♭♮♯"
+)
 MASK_SIDE, INK_SIDE = 64, 44  # of a mask, and of the longer side of what is drawn in it
 POINTS = 72
-SMALLEST = 0.3  # of the font's size: a dot made large is no longer a dot
-ALIKE, ALIKE_ONCE = 0.92, 0.97  # correlations that are too much: mean over fonts, and in any one font
 SIZE = 32  # of a picture
 TRAIN_STREAM, TEST_STREAM, BASE_STREAM = 0, 1, 2  # streams of random numbers
 SITE_STREAM = 3  # and the numbers after it, one for each site
 SLOPE = 0.15  # of the paper's brightness, from left to right
-CHOICES = 11  # random numbers of a picture, before its grain
 MISSING = 'the glyphs need pillow and the fonts of matplotlib: pip install "tunable-magmax[train,report]"'
 
 
@@ -58,12 +47,12 @@ MISSING = 'the glyphs need pillow and the fonts of matplotlib: pip install "tuna
 class Alphabet:
     """Characters with their drawings: `masks` [characters, fonts, MASK_SIDE, MASK_SIDE], ink 255 on 0."""
 
-    characters: tuple[str, ...]
+    characters: str
     masks: NDArray[np.uint8]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the characters' names, such as `greek small letter alpha`."""
+        """The characters' names, such as `greek small letter alpha`."""
         return tuple(unicodedata.name(character).lower() for character in self.characters)
 
     def first(self, count: int) -> Alphabet:
@@ -78,92 +67,30 @@ class Alphabet:
 
 @lru_cache(maxsize=1)
 def alphabets() -> tuple[Alphabet, Alphabet]:
-    """Returns the characters of the benchmark, five of each script in turn, and those to pre-train on."""
+    """Returns the characters of the benchmark, and those to pre-train on."""
     if find_spec("matplotlib") is None or find_spec("PIL") is None:
         raise InputError(MISSING)
-    own = {script: _drawable(ranges) for script, ranges in SCRIPTS.items()}
-    others = _drawable(OTHERS)
-    characters = [c for script in own.values() for c in script] + others
-    drawn = [[_drawn(font, character) for font in FONTS] for character in characters]
-    masks = np.stack([np.stack([mask for mask, _ in row]) for row in drawn])
-    kept = _distinct(masks, [min(size for _, size in row) >= SMALLEST for row in drawn])
-    place = {c: k for k, c in enumerate(characters) if kept[k]}
-    taken = _in_turn([[c for c in script if c in place] for script in own.values()])
-    rest = [c for c in others if c in place]
-    first, second = (Alphabet(tuple(part), masks[[place[c] for c in part]]) for part in (taken, rest))
+    first, second = (
+        Alphabet(text, np.stack([np.stack([_drawn(font, character) for font in FONTS]) for character in text]))
+        for text in (CHARACTERS, OTHERS)
+    )
     return first, second
-
-
-def _drawable(ranges: Sequence[tuple[int, int]]) -> list[str]:
-    """Returns the characters of some ranges that all fonts hold, without accented and styled forms of others."""
-    codes = [code for low, high in ranges for code in range(low, high + 1)]
-    held = set.intersection(*(_held(font) for font in FONTS))
-    return [
-        chr(code)
-        for code in codes
-        if code in held
-        and unicodedata.category(chr(code)) in CATEGORIES
-        and not unicodedata.decomposition(chr(code))
-        and unicodedata.name(chr(code), None) is not None
-    ]
-
-
-def _in_turn(scripts: Sequence[Sequence[str]]) -> list[str]:
-    characters: list[str] = []
-    for start in range(0, max(map(len, scripts)), ROUND):
-        for script in scripts:
-            characters += script[start : start + ROUND]
-    return characters
-
-
-def _distinct(masks: NDArray[np.uint8], allowed: Sequence[bool]) -> list[bool]:
-    """Says for each character whether it looks unlike all kept before it, by correlations of blurred drawings."""
-    count, fonts = masks.shape[:2]
-    coarse = masks.reshape(count, fonts, MASK_SIDE // 2, 2, MASK_SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32)
-    for axis in (2, 3):
-        # A hat of five cells: strokes of slightly different places still overlap.
-        parts = [share * np.roll(coarse, step, axis) for step, share in zip(range(-2, 3), (1, 2, 3, 2, 1), strict=True)]
-        coarse = np.sum(parts, axis=0) / 9
-    rows = coarse.reshape(count, fonts, -1)
-    rows -= rows.mean(axis=2, keepdims=True)
-    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-    alike = np.stack([rows[:, font] @ rows[:, font].T for font in range(fonts)])
-    same = (alike.mean(axis=0) >= ALIKE) | (alike.max(axis=0) >= ALIKE_ONCE)
-    kept: list[bool] = []
-    for k in range(count):
-        kept.append(allowed[k] and not (same[k, :k] & np.array(kept, dtype=bool)).any())
-    return kept
-
-
-# -- fonts ------------------------------------------------------------------------------------------------------------
-
-
-def _file(font: str) -> Path:
-    import matplotlib
-
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
-
-
-def _held(font: str) -> set[int]:
-    """Returns the code points that a font has a drawing for."""
-    file = _file(font)
-    from matplotlib.ft2font import FT2Font
-
-    if not file.exists():
-        raise InputError(f"{file}: matplotlib came without this font; install matplotlib again with pip")
-    return set(FT2Font(str(file)).get_charmap())
 
 
 @lru_cache(maxsize=len(FONTS))
 def _opened(font: str) -> Any:
+    import matplotlib
     from PIL import ImageFont
 
+    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
+    if not file.exists():
+        raise InputError(f"{file}: matplotlib came without this font; install matplotlib again with pip")
     # The basic layout: it is in every build of Pillow.
-    return ImageFont.truetype(str(_file(font)), POINTS, layout_engine=ImageFont.Layout.BASIC)
+    return ImageFont.truetype(str(file), POINTS, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _drawn(font: str, character: str) -> tuple[NDArray[np.uint8], float]:
-    """Draws a character as large as fits; also returns its longer side as a share of the font's size."""
+def _drawn(font: str, character: str) -> NDArray[np.uint8]:
+    """Draws a character as large as fits into a mask."""
     from PIL import Image, ImageDraw
 
     opened = _opened(font)
@@ -174,16 +101,15 @@ def _drawn(font: str, character: str) -> tuple[NDArray[np.uint8], float]:
     factor = INK_SIDE / max(drawn.size)
     width, height = (max(1, round(factor * side)) for side in drawn.size)
     canvas = Image.new("L", (MASK_SIDE, MASK_SIDE))
-    canvas.paste(
-        drawn.resize((width, height), Image.Resampling.BILINEAR), ((MASK_SIDE - width) // 2, (MASK_SIDE - height) // 2)
-    )
-    return np.asarray(canvas), 1 / factor * INK_SIDE / POINTS
+    drawn = drawn.resize((width, height), Image.Resampling.BILINEAR)
+    canvas.paste(drawn, ((MASK_SIDE - width) // 2, (MASK_SIDE - height) // 2))
+    return np.asarray(canvas)
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Distortion:
     """The largest distortions: turn in degrees, shift as a share of the picture, grain in brightness (0 to 1)."""
 
@@ -228,48 +154,28 @@ def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) 
 
 
 class GlyphDrawing:
-    """Draws distorted pictures of an alphabet. Random numbers come from the lottery, so that they never change."""
+    """Draws distorted pictures of an alphabet; each has random numbers of its own."""
 
     def __init__(self, alphabet: Alphabet, seed: int, stream: int, distortion: Distortion) -> None:
         self._masks = _strokes(alphabet.masks)
-        self._seed, self._stream, self._distortion = seed & MASK, stream, distortion
+        self._seed, self._stream, self._distortion = seed, stream, distortion
 
     def __call__(self, label: int, position: int) -> NDArray[np.uint8]:
         """Draws the picture [SIZE, SIZE] of a character, number `position` of its stream."""
         from PIL import Image
 
-        numbers = _numbers(lottery_state(self._seed, self._stream, position), CHOICES + SIZE * SIZE // 2)
-        font, stroke = int(numbers[0]) % len(FONTS), int(numbers[1]) % len(self._masks)
-        turn, shear, zoom, right, down, ink, paper, noise, lean = (2.0**-64 * numbers[2:CHOICES]).tolist()
+        rng = np.random.default_rng([self._seed, self._stream, position])
+        font, stroke = int(rng.integers(len(FONTS))), int(rng.integers(len(self._masks)))
+        turn, shear, zoom, right, down, ink, paper, noise, lean = rng.random(9).tolist()
         mask = Image.fromarray(self._masks[stroke, label, font])
         matrix = _matrix(self._distortion, 2 * turn - 1, 2 * shear - 1, zoom, 2 * right - 1, 2 * down - 1)
         placed = mask.transform((SIZE, SIZE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
         bright, dark = 0.75 + 0.25 * paper, 0.45 * ink
-        slope = np.linspace(-SLOPE, SLOPE, SIZE, dtype=np.float32) * np.float32(2 * lean - 1)
-        # The sum of four even numbers from 0 to 255 is nearly normal, with mean 510 and deviation 148.
-        grain = numbers[CHOICES:].view(np.uint8).reshape(4, SIZE, SIZE).sum(axis=0, dtype=np.float32) - np.float32(510)
-        picture = np.asarray(placed, dtype=np.float32) * np.float32((dark - bright) / 255)
-        picture += slope + np.float32(bright)
         low, high = self._distortion.grain
-        picture += grain * np.float32((low + (high - low) * noise) / 148)
+        picture = np.asarray(placed, dtype=np.float32) * np.float32((dark - bright) / 255) + np.float32(bright)
+        picture += np.linspace(-SLOPE, SLOPE, SIZE, dtype=np.float32) * np.float32(2 * lean - 1)
+        picture += np.float32(low + (high - low) * noise) * rng.standard_normal((SIZE, SIZE), dtype=np.float32)
         return (np.float32(255) * picture.clip(0, 1)).astype(np.uint8)
-
-
-def _numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """Returns the lottery's tickets of elements 0 .. count - 1.
-
-    >>> from tunable_magmax.lottery import ticket
-    >>> int(_numbers(7, 3)[2]) == ticket(7, 2)
-    True
-    """
-    numbers = np.arange(1, count + 1, dtype=np.uint64)
-    numbers *= np.uint64(GOLDEN)
-    numbers += np.uint64(start)
-    for shift, factor in ((30, MIX_A), (27, MIX_B)):
-        numbers ^= numbers >> np.uint64(shift)
-        numbers *= np.uint64(factor)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers
 
 
 def _strokes(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -78,7 +78,6 @@ class SequenceRecord(_Record):
     config: dict[str, Any]
     task_names: tuple[str, ...] = ()
     seconds: float | None = None
-    environments: tuple[dict[str, Any], ...] = ()
     kept: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tunable_magmax.experiments.figures import setting_drawings
 from tunable_magmax.experiments.results import Results
-from tunable_magmax.experiments.rows import meanings
 from tunable_magmax.experiments.tables import Table, headlines, overall_tables, setting_tables
 from tunable_magmax.files import write_atomic
 from tunable_magmax.plots.experiment import Drawing
@@ -20,8 +19,7 @@ def write_setting(results: Results, setting: str, folder: Path, about: str = "")
     drawings, tables = setting_drawings(results, setting), setting_tables(results, setting)
     own = Results(tuple(record for record in results.records if record.setting == setting))
     lines = [about, *headlines(own), *_how_made(own)]
-    names = [f"- `{name}`: {meaning}" for name, meaning in meanings(own.rows(setting)).items()]
-    return _write(folder, setting, lines, drawings, tables, ["## Rows", "", *names, ""] if names else [])
+    return _write(folder, setting, lines, drawings, tables)
 
 
 def write_overview(results: Results, folder: Path) -> list[Path]:
@@ -35,7 +33,6 @@ def _write(
     lines: Sequence[str],
     drawings: Sequence[Drawing],
     tables: Sequence[Table],
-    more: Sequence[str] = (),
 ) -> list[Path]:
     pictures = [f"![{drawing.alt}]({FIGURES}/{drawing.name}.svg)\n\n*{drawing.title}*\n" for drawing in drawings]
     parts = [
@@ -43,7 +40,6 @@ def _write(
         *(f"{line}\n" for line in lines if line),
         *pictures,
         *(t.markdown() for t in tables),
-        *more,
     ]
     files = [drawing.save(folder / FIGURES) for drawing in drawings]
     texts = {REPORT: "\n".join(parts), **{f"{TABLES}/{table.name}.csv": table.csv() for table in tables}}

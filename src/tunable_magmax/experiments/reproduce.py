@@ -80,7 +80,7 @@ class ExperimentPlan:
             "about": self.experiment.about,
             "seeds": list(self.experiment.seeds),
             "tasks": self.experiment.tasks,
-            "environments": len(self.experiment.environments.names),
+            "environments": len(self.experiment.environments.names(self.experiment.tasks)),
             "rows": len(self.experiment.planned),
             "jobs": [{"kind": kind, "jobs": count, "missing": left[kind]} for kind, count in self.jobs.items()],
             "problems": list(self.missing),

@@ -144,37 +144,12 @@ def _scale(text: str | None) -> Scale | None:
 
 # -- names in reports -------------------------------------------------------------------------------------------------
 
-_MEANINGS: Mapping[str, str] = {
-    "zero-shot": "the base, before any task",
-    "sequential": "the last task's checkpoint: fine-tuning on one task after the other",
-    "single-best": "the task checkpoint that gets most of the environment's labelled samples right",
-    "random_mix": "each element from a random task",
-    "average": "the mean of the task vectors",
-    "ties": "the mean of the trimmed task vectors that agree in sign",
-    "magmax": "each element from the task of largest magnitude, whatever the environment",
-    "likeliest": "the checkpoint of the one task that the preference ranks first",
-    "tsv": "the largest singular vectors of each task, as many as the preference grants it",
-    "tunable": "Tunable MAGMAX: each task gives as many elements as the environment's preference grants it",
-    "tailor": "what `tmx tailor` makes: the merge that kept samples choose, with a head fitted to it",
-    "logistic": "no merge: scikit-learn's logistic regression on the base's embeddings of the kept samples",
-    "joint": "not continual: the base, fine-tuned once on all tasks' data together, with as many steps",
-    ":cosine": "preference from unlabelled inputs: cosine of mean embeddings",
-    ":mmd": "preference from unlabelled inputs: mean discrepancy of embeddings",
-    ":ot": "preference from unlabelled inputs: optimal transport of normalised embeddings",
-    ":ot-raw": "preference from unlabelled inputs: optimal transport of raw embeddings (the paper's)",
-    ":auto": "preference from unlabelled inputs, as `tmx prefer` finds it",
-    ":label": "preference from labels",
-    ":wrong": "preference for tasks that the environment does not have, given by hand",
-    ":both": "inputs with their labels",
-    ":search": "preference that does best on labelled samples, found by trials",
-    "@matched": "the step from the base is as long as the last task's",
-    "@best": "the step's factor does best on held-out training samples of all tasks",
-    "+fit": "the head is fitted to the model, from kept samples, for the site",
-    "+prior": "the head knows how often each class occurs at the site, by the row's own preference",
-    "+prior:auto": "the same by a preference from unlabelled inputs, which the model itself does not use",
-    "+prior:label": "the same by a preference from labels, which the model itself does not use",
-    "+prior:wrong": "the same by a preference for tasks that the environment does not have",
-}
+_ORDER = (
+    *("zero-shot", "sequential", "single-best", "random_mix", "average", "ties", "magmax", "likeliest", "tsv"),
+    *("tunable", "tailor", "logistic", "joint"),
+)
+_SOURCE_ORDER = ("", "cosine", "mmd", "ot", "ot-raw", "auto", "label", "wrong", "both", "search")
+_SCALE_ORDER = ("", "1", "0.5", "matched", "best")
 
 
 def row_parts(row: str) -> tuple[str, str, str, str]:
@@ -189,32 +164,14 @@ def row_parts(row: str) -> tuple[str, str, str, str]:
     return base, preference, scale, row[end:]
 
 
-def meanings(rows: Iterable[str]) -> dict[str, str]:
-    """Explains the parts of some rows' names, in the order of the tables.
-
-    >>> list(meanings(["magmax@best+fit+prior:auto", "tunable:label@0.5"]))
-    ['magmax', 'tunable', ':label', '@best', '+fit', '+prior:auto', '@0.5']
-    """
-    parts: set[str] = set()
-    numbers: dict[str, str] = {}
-    for row in rows:
-        base, preference, scale, rest = row_parts(row)
-        parts |= {base, f":{preference}", f"@{scale}", *re.findall(r"\+fit|\+prior(?::[a-z-]+)?", rest)}
-        if scale and f"@{scale}" not in _MEANINGS:
-            numbers[f"@{scale}"] = f"the step from the base is multiplied by {scale}"
-    return {name: text for name, text in _MEANINGS.items() if name in parts} | numbers
-
-
-_SCALES = ("", "1", "0.5", "matched", "best")
-
-
 def row_order(row: str) -> tuple[int, bool, int, int, str]:
     """Returns a sort key that puts rows in the order of the tables: by base, then preference, then scale."""
     base, preference, scale, rest = row_parts(row)
-    place = {name: k for k, name in enumerate(_MEANINGS)}
-    where = place.get(f":{preference}", len(place)) if preference else -1
-    length = _SCALES.index(scale) if scale in _SCALES else len(_SCALES)
-    return place.get(base, len(place)), bool(rest), where, length, row
+
+    def place(name: str, order: tuple[str, ...]) -> int:
+        return order.index(name) if name in order else len(order)
+
+    return place(base, _ORDER), bool(rest), place(preference, _SOURCE_ORDER), place(scale, _SCALE_ORDER), row
 
 
 def recommended_row(rows: Iterable[str]) -> str:

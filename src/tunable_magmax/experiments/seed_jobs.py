@@ -156,9 +156,8 @@ class _Seed:
             "elements": report.elements,
             "magmax_counts": tuple(report.counts or ()),
             "seconds": round(self._training_seconds, 2),
-            "config": _portable(self._config.record(), self._experiment.root),
+            "config": _portable(self._config.record(), Path(self._experiment.root)),
             "kept": {"samples": sum(entry.samples for entry in kept), "source": sources} if kept else None,
-            "environments": tuple(_described(environment) for environment in bench.environments),
             "versions": {
                 "tunable_magmax": tunable_magmax.__version__,
                 "torch": str(torch.__version__),
@@ -250,9 +249,8 @@ class _Seed:
 
 def row_environments(experiment: Experiment, row: Row) -> set[str]:
     """Returns the names of the environments that a row is measured in; a search is done for some draws only."""
-    sizes = experiment.environments
-    draws = experiment.search.variants if row.preference == "search" else sizes.variants
-    return {name for name in sizes.names if int(name.rpartition("/")[2]) in draws}
+    draws = experiment.search.variants if row.preference == "search" else experiment.environments.variants
+    return {name for name in experiment.environments.names(experiment.tasks) if int(name.rpartition("/")[2]) in draws}
 
 
 def _believed(preference: Preference, truth: Any) -> dict[str, Any]:
@@ -272,14 +270,3 @@ def _portable(value: Any, root: Path) -> Any:
     if isinstance(value, list | tuple):
         return [_portable(part, root) for part in value]
     return os.path.relpath(value, root) if isinstance(value, str) and Path(value).is_absolute() else value
-
-
-def _described(environment: Environment) -> dict[str, Any]:
-    return {
-        "name": environment.name,
-        "tasks": [t + 1 for t in environment.tasks],
-        "ratio": list(environment.ratio),
-        "meta": len(environment.meta),
-        "rest": len(environment.rest),
-        "short": list(environment.short),
-    }

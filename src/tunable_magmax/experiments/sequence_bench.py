@@ -42,6 +42,8 @@ from tunable_magmax.workflows.tailor import Decision, TailorOptions, fits_heads,
 BATCH = 512
 KNOWN = MappingProxyType({"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"})
 """What sources know of an environment; the others know its inputs."""
+LEAST_LOGIT = -30.0
+"""Of classes that no kept sample has."""
 STRENGTHS = (1.0, 10.0, 100.0)
 """Inverse strengths of regularisation among which scikit-learn's rival chooses."""
 
@@ -235,32 +237,27 @@ class SequenceBench:
 
     def logistic_logits(self, source: str, environment: Environment) -> Floats:
         """Returns logits by logistic regression on the base's embeddings of kept samples, with the site's shares."""
-        shares = site_shares(self.preference(source, environment), self.trained.bench.classes)
+        classes, model, fitted_shares = self.trained.bench.classes, *self._logistic
         rows = [self.trained.rows[position] for position in environment.rest if position in self.trained.rows]
-        return self._logistic.logits(unit_rows(self._base_tests[rows])) + np.log(shares)
+        logits = np.full((len(rows), len(classes)), LEAST_LOGIT)
+        logits[:, model.classes_] = model.predict_log_proba(unit_rows(self._base_tests[rows])) - np.log(fitted_shares)
+        return logits + np.log(site_shares(self.preference(source, environment), classes))
 
     @cached_property
-    def _logistic(self) -> Linear:
-        """The regression without class shares: a matrix over embeddings, in the classes of the bench."""
+    def _logistic(self) -> tuple[Any, Floats]:
+        """The regression, and how often each of its classes was among what it was fitted to."""
         kept = self.trained.kept
         if kept is None or kept.decoded is None:
             raise InputError("logistic regression is fitted to kept samples, and the run has none")
         features, labels = unit_rows(self._base_embeddings(kept.decoded)), kept.decoded.labels
-        linear = importlib.import_module("sklearn.linear_model")
-
-        def made(strength: float, chosen: Any) -> Any:
-            return linear.LogisticRegression(C=strength, max_iter=1000).fit(features[chosen], labels[chosen])
-
         held = np.arange(len(labels)) % 5 == 0  # kept samples stand class by class
-        found = max((made(c, ~held).score(features[held], labels[held]), c) for c in STRENGTHS)[1]
-        best = made(found, np.ones(len(labels), dtype=bool))
-        weight = np.zeros((len(self.trained.bench.classes), features.shape[1]))
-        bias = np.full(len(weight), -30.0)
-        two = len(best.classes_) == 2 and len(best.coef_) == 1
-        rows, offsets = (np.concatenate([-v, v]) if two else v for v in (best.coef_, best.intercept_))
-        shares = np.bincount(labels, minlength=len(weight))[best.classes_] / len(labels)
-        weight[best.classes_], bias[best.classes_] = rows, offsets - np.log(shares)
-        return Linear(weight, bias)
+        regression = importlib.import_module("sklearn.linear_model").LogisticRegression
+        models = [regression(C=strength, max_iter=1000) for strength in STRENGTHS]
+        best = max(
+            models, key=lambda model: model.fit(features[~held], labels[~held]).score(features[held], labels[held])
+        )
+        best.fit(features, labels)
+        return best, np.bincount(labels)[best.classes_] / len(labels)
 
     @cached_property
     def _base_tests(self) -> NDArray[np.float32]:

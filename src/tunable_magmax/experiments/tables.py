@@ -158,7 +158,6 @@ def accuracy_table(results: Results, setting: str) -> Table:
     counted = {each.mixture for scores in main.values() for each in scores}
     known = {each.mixture for scores in by_row.values() for each in scores}
     first, others = (sorted(some, key=mixture_parts) for some in (counted, known - counted))
-    printed = paper.PRINTED.get(setting, {}) if _is_papers(results, setting) else {}
     lines: list[list[Cell]] = []
     compared: list[int] = []
     for row, scores in by_row.items():
@@ -167,15 +166,9 @@ def accuracy_table(results: Results, setting: str) -> Table:
         means = [averaged(each for each in scores if each.mixture == mixture) for mixture in (*first, *others)]
         means.insert(len(first), averaged(main.get(row, ())))
         lines.append([Cell(text=f"`{row}`{PARTIAL if row in partial else ''}"), *map(percent, means)])
-        if row in printed and tuple(first) == paper.MIXTURES:
-            cells = [Cell(float(share), digits=0) for share in printed[row]]
-            average = Cell(paper.average(printed[row]))
-            lines.append([Cell(text=f"`{row}` in the paper"), *cells, average, *(Cell() for _ in others)])
     notes = [f"Mean over the draws of each mixture, {_over_seeds(by_row)}; best of a column in bold."]
     if partial:
         notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
-    if any(row in printed for row in by_row):
-        notes.append(paper.NOTE)
     return Table(
         f"accuracy-{slug(setting)}",
         f"{setting}: accuracy (%)",
@@ -190,11 +183,6 @@ def percent(mean: Mean | None) -> Cell:
     if mean is None:
         return Cell()
     return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation)
-
-
-def _is_papers(results: Results, setting: str) -> bool:
-    own = results.sequences(setting)
-    return bool(own) and all(paper.same_setting(setting, each.tasks, each.elements) for each in own)
 
 
 def _over_seeds(by_row: dict[str, list[Score]]) -> str:
@@ -317,19 +305,14 @@ def paper_tables(results: Results) -> list[Table]:
         columns: list[tuple[str, dict[str, Cell]]] = []
         for count in counts:
             name = f"{data}-{count}"
-            printed = {row: Cell(paper.average(means)) for row, means in paper.PRINTED[f"{paper.MODEL}/{name}"].items()}
-            cosine_and_mmd = zip(
-                ("tunable:cosine@0.5", "tunable:mmd@0.5"), paper.SIMILARITY.get(name, ()), strict=False
-            )
-            printed |= {row: Cell(float(share), digits=0) for row, share in cosine_and_mmd}
-            again = {row: Cell(share) for row, share in paper.AGAIN.get(name, {}).items()}
-            columns.append((f"{count} tasks: the paper", printed))
-            columns += [(f"{count} tasks: the authors again", again)] if again else []
+            sources = {"the paper": paper.PRINTED[name], "the authors again": paper.AGAIN.get(name, {})}
+            for source, shares in sources.items():
+                cells = {row: Cell(share) for row, share in shares.items()}
+                columns += [(f"{count} tasks: {source}", cells)] if cells else []
             for setting, by_row in ours.items():
                 if setting_parts(setting)[1] == count:
                     columns.append((setting, {row: percent(averaged(by_row[row])) for row in by_row}))
-        rows = list(dict.fromkeys(row for name, found in columns if "the paper" in name for row in found))
-        lines = tuple((Cell(text=f"`{row}`"), *(found.get(row, Cell()) for _, found in columns)) for row in rows)
+        lines = tuple((Cell(text=f"`{row}`"), *(found.get(row, Cell()) for _, found in columns)) for row in paper.ROWS)
         names = ("row", *(name for name, _ in columns))
         note = "Other models than the paper's are stand-ins: compare the order of the rows, not the numbers."
         title = f"{data}: the paper's rows at scale 0.5, mean over its five ratios (%)"

@@ -82,8 +82,7 @@ def scale_record(seed: int, setting: str = SETTING, best: float = 0.75) -> Scale
 
 def alpha_records(seed: int, setting: str = SETTING, scale: float | str = 0.5) -> list[AlphaRecord]:
     points = [
-        AlphaPoint(alpha=alpha, first=0.4 + 0.15 * alpha, last=0.85 - 0.12 * alpha, budget=(1, 2))
-        for alpha in (0.0, 0.5, 1.0, 2.0)
+        AlphaPoint(alpha=alpha, first=0.4 + 0.15 * alpha, last=0.85 - 0.12 * alpha) for alpha in (0.0, 0.5, 1.0, 2.0)
     ]
     fixed = AlphaPoint(alpha=None, first=0.55, last=0.75)
     key = {"setting": setting, "seed": seed, "scale": scale}

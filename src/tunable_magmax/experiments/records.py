@@ -118,7 +118,6 @@ class AlphaPoint:
     alpha: float | None
     first: Share
     last: Share
-    budget: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

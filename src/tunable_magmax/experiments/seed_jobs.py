@@ -176,8 +176,8 @@ class _Seed:
             if alpha is not None:
                 weights = Preference.from_alpha(alpha, len(self._bench.run.tasks)).weights
                 spec = MergeSpec("tunable_magmax", scale, weights)
-            shares, budget = self._bench.task_accuracies(spec), self._bench.trained.bench.report(spec).budget
-            points.append(AlphaPoint(alpha=alpha, first=shares[0], last=shares[-1], budget=budget and tuple(budget)))
+            shares = self._bench.task_accuracies(spec)
+            points.append(AlphaPoint(alpha=alpha, first=shares[0], last=shares[-1]))
         return AlphaRecord(**key, method=method, scale=scale, points=tuple(points))
 
     def _samples(self, row: Row) -> Iterator[SamplesPoint]:

@@ -38,13 +38,6 @@ def test_the_two_sided_test_is_mcnemars(won, lost):
     assert pair(won, lost, 200).p_value == pytest.approx(two_sided(won, lost), rel=1e-12)
 
 
-def test_thousands_of_samples_are_no_trouble():
-    assert pair(4000, 4000, 10_000).p_value == 1
-    assert pair(9000, 1000, 10_000).p_value == 0  # less than any float
-    normal = math.erfc(99 / math.sqrt(10_000) / math.sqrt(2))
-    assert pair(5050, 4950, 10_000).p_value == pytest.approx(normal, rel=1e-2)
-
-
 def test_pairs_are_counted_sample_by_sample():
     first = np.array([True, True, False, True, False])
     second = np.array([True, False, True, False, False])
@@ -106,12 +99,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert np.mean([low <= truth <= high for low, high in ends]) >= 0.93
 
 
-def test_equal_weights_give_the_exact_sign_test():
-    first, second = np.arange(40) % 4 != 0, np.arange(40) % 3 != 0
-    found = paired(first, second, np.full(40, 1 / 40))
-    assert found == paired(first, second)
-
-
 def test_chance_is_rarely_taken_for_a_difference_and_a_large_one_is_seen():
     rng, weights = np.random.default_rng(2), sample_weights(TASKS, [0.2, 0.3, 0.5])
     draws = [paired(rng.random(70) < 0.5, rng.random(70) < 0.5, weights).p_value for _ in range(200)]
@@ -121,12 +108,3 @@ def test_chance_is_rarely_taken_for_a_difference_and_a_large_one_is_seen():
     assert seen.needed() < 70
     same = np.ones(70, dtype=bool)
     assert paired(same, same, weights).p_value == 1
-
-
-def test_samples_count_by_their_weight_in_the_mix():
-    tasks, rng = np.repeat([0, 1, 2], 50), np.random.default_rng(3)
-    first, second = rng.random(150) < 0.6, rng.random(150) < 0.5
-    pairs = [paired(first, second, sample_weights(tasks, mix)) for mix in ([1, 1, 0], [2, 1, 0], [1, 1e-9, 1e-9])]
-    assert [pair.samples for pair in pairs] == [100, 90, 50]
-    alone = paired(first[:50], second[:50], np.full(50, 0.02))
-    assert pairs[2].needed() == pytest.approx(alone.needed(), rel=0.1)

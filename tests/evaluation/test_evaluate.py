@@ -21,11 +21,9 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.bench import measure_model
 from tunable_magmax.evaluation.labelled import known_labels, label_samples
 from tunable_magmax.models.encoder import full_float32, load_encoder
-from tunable_magmax.models.head import Head, load_head
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
@@ -109,37 +107,6 @@ def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
         evaluate_run(image_run.path, site, checkpoints=["frist"], reading=CPU)
 
 
-@pytest.mark.parametrize("kind", ["clip", "clip-vision", "siglip", "siglip-vision", "vit-classifier"])
-def test_every_family_of_encoders(kind, site, tmp_path):
-    first = tiny.save(tiny.build(kind), tmp_path / "first")
-    other = tiny.save(tiny.changed(tiny.build(kind)), tmp_path / "other")
-    encoder = load_encoder(first, "cpu")
-    random = np.random.default_rng(0)
-    head = Head.of(random.normal(size=(4, encoder.dim)), list(COUNTS), 20.0)
-    labelled = label_samples(open_samples(site), head.classes)
-    images = list(open_samples(site).load(range(14)))
-    for folder in (other, first):
-        expected = head.probabilities(load_encoder(folder, "cpu").embed(images)).argmax(axis=1)
-        found = measure_model(encoder, head, labelled, read_state(folder)[0]).accuracy
-        assert found == Accuracy.of(expected, labelled.targets, head.classes)
-
-
-def test_the_batch_does_not_matter(image_run, site):
-    found = [
-        evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, batch=batch)).accuracy
-        for batch in (1, 99)
-    ]
-    assert found[0] == found[1]
-
-
-def test_training_mode_is_given_back(image_run, site):
-    head = load_head(image_run.path / "head.safetensors")
-    encoder = load_encoder(image_run.path / "base", "cpu")
-    encoder.module.train()
-    measure_model(encoder, head, label_samples(open_samples(site), head.classes))
-    assert encoder.module.training
-
-
 def test_a_limit_is_a_seeded_draw(image_run, site):
     def positions(limit, seed):
         samples = open_samples(site)
@@ -170,16 +137,6 @@ def test_labels_by_name_or_by_index(tmp_path):
         assert known_labels(open_samples(tmp_path / file), ["cat", "dog"]) == ({0: 1, 1: 0}, [])
 
 
-def test_unknown_labels_are_counted_and_named(tmp_path):
-    (tmp_path / "site.csv").write_text("text,label\na,cat\nb,zebra\nc,zebra\nd,dgo\n")
-    with pytest.raises(InputError) as error:
-        label_samples(open_samples(tmp_path / "site.csv"), ["cat", "dog"])
-    assert "3 of 4 labels are no class of the head: 'zebra', 'dgo' (did you mean 'dog'?); it knows 2" in str(
-        error.value
-    )
-    assert len(label_samples(open_samples(tmp_path / "site.csv"), ["cat", "dog"], positions=[0])) == 1
-
-
 def test_samples_with_unknown_labels_are_left_out_if_they_are_few(tmp_path):
     (tmp_path / "site.csv").write_text("text,label\na,cat\nb,zebra\nc,dog\nd,dgo\n")
     samples = open_samples(tmp_path / "site.csv")
@@ -198,28 +155,6 @@ def test_tasks_that_share_classes_are_left_out(tmp_path):
     assert label_samples(samples, ["cat", "dog"], tasks).tasks == {}
     with pytest.raises(InputError, match="1 classes of the tasks are no class of the head: 'cow'"):
         label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
-
-
-def test_the_tasks_of_a_run(image_run, tmp_path):
-    by_profiles = Run.open(image_run.path).classes
-    assert {task: set(names) for task, names in by_profiles.items()} == {
-        task: set(names) for task, names in labelled_run.TASKS.items()
-    }
-    run = shutil.copytree(image_run.path, tmp_path / "run")
-    record = json.loads((run / "run.json").read_text())
-    for task, names in zip(record["tasks"], (["red"], ["blue", "green"]), strict=True):
-        task["classes"] = names
-    (run / "run.json").write_text(json.dumps(record))
-    assert Run.open(run).classes == {"first": ("red",), "second": ("blue", "green")}
-    for task in record["tasks"]:
-        del task["classes"], task["profile"]
-    record["tasks"][0]["classes"] = ["red"]
-    (run / "run.json").write_text(json.dumps(record))
-    assert Run.open(run).classes == {}
-    record["tasks"][0]["classes"] = "red"
-    (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match=r"tasks\.0\.classes is 'red': must be a list"):
-        Run.open(run)
 
 
 # -- finding the head --------------------------------------------------------------------------------------------------
@@ -293,15 +228,3 @@ def test_no_data_and_no_benchmark(image_run):
         evaluate(image_run.path / "first", reading=CPU)
     with pytest.raises(InputError, match=r"on what data\? Give data"):
         evaluate(image_run.path.parent, head=image_run.path / "head.safetensors", reading=CPU)
-
-
-def test_memory_that_runs_out_names_the_option(image_run, site, monkeypatch):
-    head = load_head(image_run.path / "head.safetensors")
-    encoder = load_encoder(image_run.path / "base", "cpu")
-
-    def full(*_, **__):
-        raise torch.cuda.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(type(encoder), "pool", full)
-    with pytest.raises(InputError, match="ran out of memory: give a smaller --batch"):
-        measure_model(encoder, head, label_samples(open_samples(site), head.classes))

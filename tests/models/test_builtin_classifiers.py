@@ -139,11 +139,6 @@ def test_the_state_of_another_thread_is_not_read(tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_another_activation_than_the_usual_is_not_bypassed(tmp_path):
-    encoder = load_builtin(saved("deberta", tmp_path, pooler_hidden_act="tanh"), "cpu")
-    assert [view.name for view in encoder.views] == [INPUT]
-
-
 def test_a_last_layer_without_bias_and_one_that_is_not_linear(tmp_path):
     encoder = load_builtin(saved("vit", tmp_path), "cpu")
     encoder.module.classifier.bias = None

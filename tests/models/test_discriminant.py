@@ -98,12 +98,6 @@ def test_classes_of_one_row() -> None:
     assert alone.posterior(np.eye(4)).argmax(axis=1).tolist() == [0, 1, 2, 3]
 
 
-def test_classes_that_do_not_vary_are_told_apart() -> None:
-    points = np.repeat(np.eye(3), 5, axis=0)
-    found = Probe(points, np.repeat(np.arange(3), 5), 3)
-    assert (found.posterior(np.eye(3)).argmax(axis=1) == np.arange(3)).all()
-
-
 def test_scale_of_rows_and_type_do_not_matter() -> None:
     points, labels, _ = gaussians(5, 50)
     expected = Probe(points, labels, 3).posterior(points)

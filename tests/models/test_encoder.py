@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import json
 
@@ -91,11 +90,6 @@ def test_a_sentence_encoder_may_ask_for_its_first_token(tmp_path):
     assert load_encoder(folder, "cpu").pooling == "first"
 
 
-def test_clip_embeds_texts_too(tmp_path):
-    encoder = load_encoder(tiny.save(tiny.build("clip"), tmp_path / "clip"), "cpu")
-    assert encoder.embed(TEXTS).shape == (3, 8)
-
-
 def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
     model = tiny.build("vit")
     base = tiny.save(model, tmp_path / "base")
@@ -124,14 +118,6 @@ def test_an_adapter_on_its_base_embeds_as_the_checkpoint_that_is_made_of_it(tmp_
     assert not np.allclose(whole, load_encoder(base, "cpu").embed(IMAGES), atol=1e-3)
     with pytest.raises(InputError, match="lora"):
         load_encoder(tmp_path / "lora", "cpu")
-
-
-def test_half_precision_is_computed_in_single(tmp_path):
-    folder = tiny.save(tiny.build("vit").half(), tmp_path / "half")
-    config = json.loads((folder / "config.json").read_text())
-    assert config.get("dtype", config.get("torch_dtype")) == "float16"
-    encoder = load_encoder(folder, "cpu")
-    assert {parameter.dtype for parameter in encoder.module.parameters()} == {torch.float32}
 
 
 def test_the_digest_is_what_the_docs_say(tmp_path):
@@ -170,19 +156,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
         load_encoder(bert, "cpu")
     with pytest.raises(InputError, match="does not exist"):
         load_encoder(tmp_path / "none", "cpu")
-
-
-def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "transformers":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"pip install \"tunable-magmax\[train\]\""):
-        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])

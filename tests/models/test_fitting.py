@@ -7,7 +7,7 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import Discriminant, class_totals
-from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Rows, View, fit_head, site_weights
+from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Rows, View, fit_head
 from tunable_magmax.models.head import Linear
 
 CLASSES = 4
@@ -192,12 +192,6 @@ def same(one: FittedHead, other: FittedHead, tolerance: float) -> None:
     np.testing.assert_allclose(one.linear.bias, other.linear.bias, atol=tolerance, rtol=tolerance)
 
 
-def test_equal_rows_give_an_equal_head():
-    features, labels, means = draw(60)
-    heads = [fit_head(Rows.of(features, labels), [0.4, 0.3, 0.2, 0.1], noisy_head(means)) for _ in range(2)]
-    same(*heads, tolerance=0.0)
-
-
 def test_the_order_of_classes_does_not_matter():
     features, labels, means = draw(60)
     old, shares, turn = noisy_head(means), np.array([0.4, 0.3, 0.2, 0.1]), np.array([2, 0, 3, 1])
@@ -222,8 +216,3 @@ def test_nothing_to_make_a_head_of_and_shapes_that_do_not_fit():
         fit_head(Rows.of(np.zeros((0, 2)), []), [0.5, 0.5], None)
     with pytest.raises(InputError, match="features"):
         Rows.of(np.ones((3, 2)), [0, 1])
-
-
-def test_a_class_counts_what_the_site_has_of_it():
-    weights = site_weights(np.array([0, 0, 0, 1]), np.array([1.0, 1.0, 2.0, 1.0]), np.array([0.8, 0.2, 0.0]))
-    assert weights.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.2])

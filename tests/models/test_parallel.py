@@ -33,11 +33,6 @@ def test_parts_are_in_order_and_each_has_one_thread():
     assert (torch.get_num_threads(), told) == (2, [2])
 
 
-def test_few_samples_are_not_divided():
-    seen = list(in_parallel(lambda rows: (rows, threading.current_thread()), SMALLEST, 256, CPU))
-    assert seen == [(range(SMALLEST), threading.current_thread())]
-
-
 def test_an_error_ends_it_and_a_caller_may_stop():
     def work(rows: range) -> int:
         if rows.start:

@@ -118,19 +118,6 @@ def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path, m
         prepare(encoder, samples(images), [2, 7])
 
 
-def test_some_positions_and_subsets(tmp_path):
-    encoder, images = load("vit", tmp_path), pictures(6)
-    some = prepare(encoder, samples(images), [1, 3, 4])
-    whole = prepare(encoder, samples(images)).subset([1, 3, 4])
-    for found in (some, whole):
-        assert found.positions == (1, 3, 4)
-        assert found.labels.tolist() == [1, 0, 1]
-    assert torch.equal(some.batch([0, 2]), whole.batch([0, 2]))
-    assert torch.equal(some.pixels(torch.tensor([1])), whole.pixels(torch.tensor([1])))
-    texts = prepare(load("bert", tmp_path), samples(TEXTS)).subset([4, 0])
-    assert texts.positions == (4, 0)
-
-
 def test_embedding_leaves_the_encoder_as_it_was(tmp_path):
     encoder = load("bert", tmp_path)
     found = prepare(encoder, samples(TEXTS, labels=False))
@@ -139,12 +126,3 @@ def test_embedding_leaves_the_encoder_as_it_was(tmp_path):
     one, other = embed_prepared(encoder, found), embed_prepared(encoder, found)
     assert encoder.module.training
     assert np.array_equal(one, other)
-
-
-def test_inputs_of_the_other_kind_and_none_at_all(tmp_path):
-    with pytest.raises(InputError, match="vit encodes images, not texts"):
-        prepare(load("vit", tmp_path), samples(TEXTS))
-    with pytest.raises(InputError, match="bert encodes texts, not images"):
-        prepare(load("bert", tmp_path), samples(pictures(2)))
-    with pytest.raises(InputError, match="somewhere: there is no sample to prepare"):
-        prepare(load("clip", tmp_path), samples(pictures(2)), [])

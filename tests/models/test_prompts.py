@@ -16,13 +16,6 @@ def test_named_sets(name, size):
     assert read_templates(list(found)) == found  # they pass the check of one's own
 
 
-def test_the_sets_hold_what_clip_used():
-    for template in ("a photo of a {}.", "a low contrast photo of the {}.", "a photo of the big {}."):
-        assert template in TEMPLATES["cifar100"]
-    for template in ("itap of my {}.", "the {} in a video game.", "a jpeg corrupted photo of the {}.", "a origami {}."):
-        assert template in TEMPLATES["imagenet-r"]
-
-
 def test_the_class_name_goes_in_as_words():
     assert sentences("palm_tree", ["{}", "the {} in a video game."]) == ["palm tree", "the palm tree in a video game."]
     assert sentences("a{b", ["{}!"]) == ["a{b!"]

@@ -67,21 +67,6 @@ def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
     assert np.array_equal(own.numpy(), whole.embed(IMAGES))
 
 
-def test_a_tower_has_weights_of_its_own(tmp_path):
-    whole = load("clip", tmp_path)
-    before = whole.embed(IMAGES)
-    tower = image_tower(whole)
-    tiny.changed(tower.module)
-    assert np.array_equal(whole.embed(IMAGES), before)
-    assert not np.allclose(tower.embed(IMAGES), before)
-
-
-@pytest.mark.parametrize("kind", ["clip-vision", "siglip-vision", "vit", "bert"])
-def test_other_encoders_stay_as_they_are(tmp_path, kind):
-    encoder = load(kind, tmp_path)
-    assert image_tower(encoder) is encoder
-
-
 def prepared(encoder):
     return encoder.prepare_texts(TEXTS) if encoder.image_processor is None else encoder.prepare_images(IMAGES)
 
@@ -152,16 +137,6 @@ def test_saved_and_loaded_it_is_the_same(tmp_path, capfd, kind):
         assert str(tmp_path).encode() not in (tmp_path / "one" / file).read_bytes()
 
 
-def test_half_precision_becomes_single(tmp_path):
-    encoder = load("vit", tmp_path, tiny.build("vit").half())
-    save_encoder(encoder, tmp_path / "saved")
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config.get("dtype", config.get("torch_dtype")) == "float32"
-    encoder.module.half()
-    with pytest.raises(InputError, match=r"holds torch\.float16, but checkpoints of training are float32"):
-        save_encoder(encoder, tmp_path / "half")
-
-
 def test_how_a_sentence_encoder_pools_is_kept(tmp_path):
     folder = tiny.save(tiny.build("bert"), tmp_path / "bert")
     (folder / "1_Pooling").mkdir()
@@ -170,13 +145,6 @@ def test_how_a_sentence_encoder_pools_is_kept(tmp_path):
     save_encoder(load_encoder(folder, "cpu"), tmp_path / "saved")
     back = load_encoder(tmp_path / "saved", "cpu")
     assert (back.pooling, back.text_length) == ("first", 6)
-
-
-@pytest.mark.parametrize("kind", ["vit", "bert"])
-def test_an_encoder_made_in_memory_saves_its_own_tools(tmp_path, kind):
-    encoder = replace(load(kind, tmp_path), homes=())
-    save_encoder(encoder, tmp_path / "saved")
-    assert np.array_equal(embeddings(load_encoder(tmp_path / "saved", "cpu")), embeddings(encoder))
 
 
 def test_a_directory_is_there_entirely_or_not_at_all(tmp_path, monkeypatch):

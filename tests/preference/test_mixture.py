@@ -137,17 +137,6 @@ def test_evidence_that_says_nothing_leaves_the_tasks_alike() -> None:
     assert (found.intervals[:, 1] - found.intervals[:, 0] > 0.5).all()
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 7])
-def test_one_sample_says_a_little(tasks: int) -> None:
-    groups = Groups.of([{t: 1} for t in range(tasks)])
-    found = infer_mixture(groups.of_labels([0]), groups)
-    assert found.weights.sum() == pytest.approx(1)
-    assert found.weights.argmax() == 0
-    assert (found.weights > 0).all()
-    if tasks > 1:
-        assert found.intervals[0][1] - found.intervals[0][0] > 0.4
-
-
 def test_more_samples_than_fit_at_once_and_many_tasks() -> None:
     groups = Groups.of([{t: 1} for t in range(50)])
     found = infer_mixture(groups.of_labels([0] * 300 + [1] * 100), groups)
@@ -172,12 +161,6 @@ def test_samples_that_can_be_of_no_task_or_none_at_all_are_refused() -> None:
         infer_mixture(np.ones((0, 2)), groups)
     with pytest.raises(InputError, match="count"):
         Groups.of([{"a": 1}, {"b": -1}])
-
-
-def test_a_task_without_a_class_has_next_to_no_weight() -> None:
-    groups = Groups.of([{"a": 1}, {}, {"b": 1}])
-    weights = infer_mixture(groups.of_labels(["a", "b"] * 20), groups).weights
-    assert 0 < weights[1] < 0.05
 
 
 def test_inputs_are_told_by_the_probe_also_of_classes_it_never_saw() -> None:

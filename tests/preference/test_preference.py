@@ -7,14 +7,11 @@ import math
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.plots.bars import save_chart
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 
@@ -52,31 +49,15 @@ def test_weights_do_not_depend_on_a_common_factor(weights: list[int], factor: in
     assert Preference.from_weights(scaled).weights == Preference.from_weights(weights).weights
 
 
-def test_arrays_are_weights_too() -> None:
-    for weights in ([3, 1], (3, 1), np.array([3, 1]), torch.tensor([3, 1], dtype=torch.bfloat16)):
-        assert Preference.from_weights(weights).weights == (0.75, 0.25)
-
-
-def test_extreme_weights() -> None:
-    assert Preference.from_weights([1e308, 1e308]).weights == (0.5, 0.5)
-    assert Preference.from_weights([5e-324, 5e-324]).weights == (0.5, 0.5)
-    assert Preference.from_weights([-0.0, 2]).weights == (0.0, 1.0)
-    assert str(Preference.from_weights([-0.0, 2]).weights[0]) == "0.0"
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
         ([], "no weights: give one number per task"),
         ([0, 0], "all weights are 0: give at least one task a positive weight, or ask for equal weights"),
         ([1, -1], "the weight of task 2 must be a finite number >= 0, not -1"),
-        ([1, math.nan], "the weight of task 2 must be a finite number >= 0, not nan"),
-        ([math.inf], "the weight of task 1 must be a finite number >= 0, not inf"),
         (["1"], "the weight of task 1 must be a finite number >= 0, not '1'"),
-        ([True], "the weight of task 1 must be a finite number >= 0, not True"),
         ([10**400], "the weight of task 1 must be a finite number >= 0"),
         ("1,2", "weights must be a list with one number per task, not '1,2'"),
-        (3, "weights must be a list with one number per task, not 3"),
     ],
 )
 def test_bad_weights(weights: object, message: str) -> None:
@@ -93,21 +74,14 @@ def test_bad_weights(weights: object, message: str) -> None:
             "unknown key 'wieghts' (did you mean 'weights'?); known: weights, version, method",
         ),
         ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
-        ({"version": "1"}, "version is '1': must be a whole number"),
         ({"weights": None}, "weights is None: must be a list"),
         ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),
-        ({"method": ""}, "a preference's method must be a name, not ''"),
-        ({"provenance": [1]}, "provenance is [1]: must be a mapping"),
         (
             {"intervals": [[0, 1]]},
             "intervals must be 2 pairs [low, high], one per task, with 0 <= low <= high <= 1: [(0",
         ),
         ({"intervals": [[0, 1], [0.9, 0.1]]}, "one per task, with 0 <= low <= high <= 1: "),
-        ({"intervals": 3}, "intervals is 3: must be a list"),
-        ({"tasks": ["a"]}, "tasks must be a list of 2 different names, one for each weight: ['a']"),
         ({"tasks": ["a", "a"]}, "tasks must be a list of 2 different names, one for each weight: ['a', 'a']"),
-        ({"tasks": "ab"}, "tasks is 'ab': must be a list"),
-        ({"tasks": 3}, "tasks is 3: must be a list"),
         ({"expected_error": 1.5}, "expected error must lie between 0 and 1, not 1.5"),
     ],
 )
@@ -165,19 +139,3 @@ def test_budget_and_names() -> None:
     assert Preference.from_alpha(1e-3, 3).budget(100) == [1, 0, 99]  # so peaked that a task gets nothing
     assert Preference.from_alpha(0, 3).budget(7) == [0, 0, 7]
     assert Preference.equal(2).named(["a", "b"]).tasks == ("a", "b")
-
-
-def test_chart(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    save_chart(EXAMPLE, tmp_path / "new" / "chart.svg")
-    assert "<svg" in (tmp_path / "new" / "chart.svg").read_text()
-    save_chart(Preference.equal(60), tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(InputError, match="cannot draw this kind of file"):
-        save_chart(EXAMPLE, tmp_path / "chart.xyz")
-
-
-@pytest.mark.parametrize("intervals", ["[[0.1], [0.2, 0.3]]", "[[], []]", "[[0.1, 0.2, 0.3], [0.2, 0.3]]", "[3, 4]"])
-def test_intervals_that_are_no_pairs(intervals):
-    with pytest.raises(InputError, match="intervals"):
-        Preference.from_json(f'{{"weights": [1, 1], "intervals": {intervals}}}')

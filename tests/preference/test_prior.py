@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,14 +44,6 @@ def test_by_hand_2_percent_are_spread_evenly_and_the_posterior_has_its_own_class
     changed = Preference.from_labels(TASKS, ["dog"]).with_prior(TASKS, eps=0.3).prior
     assert changed is not None
     assert changed.eps == 0.3
-
-
-def test_it_goes_through_a_file_with_scale(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    found = replace(Preference.from_labels(TASKS, ["dog", "car"]), scale=0.5)
-    found.save(tmp_path / "site.json")
-    again = Preference.load(tmp_path / "site.json")
-    assert again == found
-    assert (again.prior, again.scale) == (found.prior, 0.5)
 
 
 @pytest.mark.parametrize(

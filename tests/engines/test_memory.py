@@ -78,10 +78,8 @@ def baseline() -> int:
     ("memory", "options"),
     [
         ("20MiB", {}),  # planes on disk
-        ("64MiB", {}),
-        ("256MiB", {}),
+        pytest.param("256MiB", {}, marks=pytest.mark.stress),
         pytest.param("64MiB", {"scope": "tensor", "method": "ties", "scale": 0.5}, marks=pytest.mark.stress),
-        pytest.param("64MiB", {"method": "ties"}, marks=pytest.mark.stress),
     ],
     ids=str,
 )
@@ -89,8 +87,7 @@ def test_peak(paths, baseline, tmp_path, memory, options) -> None:
     check(paths, baseline, tmp_path, memory, options)
 
 
-@pytest.mark.parametrize("memory", ["20MiB", "64MiB"])
-def test_peak_of_adapters(baseline, tmp_path, memory) -> None:
+def test_peak_of_adapters(baseline, tmp_path) -> None:
     """Four adapters whose dense models would be 153 MiB."""
     save_file({"a.weight": torch.zeros(2000, 3001), "b.weight": torch.zeros(500, 8000)}, tmp_path / "base.safetensors")
     tasks = [
@@ -102,17 +99,17 @@ def test_peak_of_adapters(baseline, tmp_path, memory) -> None:
         )
         for t in range(4)
     ]
-    check([tmp_path / "base.safetensors", *tasks], baseline, tmp_path, memory, {"method": "magmax", "scale": 1})
+    check([tmp_path / "base.safetensors", *tasks], baseline, tmp_path, "64MiB", {"method": "magmax", "scale": 1})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_peak_of_matrices_that_are_merged_whole(baseline, tmp_path, dtype) -> None:
+@pytest.mark.stress
+def test_peak_of_matrices_that_are_merged_whole(baseline, tmp_path) -> None:
     """Each matrix alone takes 163 MiB; base and tasks together have 400 MiB in float32."""
     random = torch.Generator().manual_seed(0)
     noise = torch.empty(600, 4400).normal_(generator=random)
     paths = [tmp_path / f"{k}.safetensors" for k in range(4)]
     for k, path in enumerate(paths):
-        turned = {name: noise.roll((7 * k + t, 11 * k), (0, 1)).to(dtype) for t, name in enumerate("abcdefghij")}
+        turned = {name: noise.roll((7 * k + t, 11 * k), (0, 1)) for t, name in enumerate("abcdefghij")}
         save_file({**turned, "j": turned["j"].mT.contiguous()}, path)
     check(paths, baseline, tmp_path, "200MiB", {"method": "tsv"})
 

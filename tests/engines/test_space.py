@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,18 +90,3 @@ def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> Non
     assert size
     disk(weights(tmp_path / "plain") + size)
     merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
-
-
-def test_wherever_the_merge_would_be_done(files, tmp_path, monkeypatch, disk) -> None:
-    class Elsewhere:
-        def check(self, *given: object) -> int:
-            return 5
-
-        def merge(self, job: object) -> None:
-            pytest.fail("the merge was begun")
-
-    merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
-    monkeypatch.setattr(local, "_engine", lambda *given: nullcontext(Elsewhere()))
-    disk(weights(tmp_path / "plain") + 4)
-    with pytest.raises(InputError, match=FULL):
-        merge_checkpoints(*files, tmp_path / "out", **OPTIONS)

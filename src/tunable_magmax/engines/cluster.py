@@ -37,7 +37,7 @@ from tunable_magmax.merging.merged_elements import EqualScan, Groups, LocalEleme
 from tunable_magmax.merging.method import Method, load_method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport, Survey
-from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory
+from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.walker import Sources
 from tunable_magmax.version import __version__
 
@@ -407,11 +407,9 @@ class Cluster:
     ray: Any
     room: Room
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
-        """Raises an `InputError` if `memory` is too little for a worker. What they put on disk is not known yet."""
-        kernels = kernels_for(torch.device("cpu"))
-        plan_memory(inputs.layout, options, kernels, self.room.cpus, memory)
-        return 0
+    @property
+    def threads(self) -> int:
+        return self.room.cpus
 
     def merge(self, job: Job) -> MergeReport:
         """Merges and writes the weights; the job's memory bounds each worker."""

@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.sources import factor_bytes
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import identities, show_size
-from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
+from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.walker import Source, Sources
@@ -41,11 +41,8 @@ class Inputs:
         self.heads: Heads | None = None
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
-            self.sizes = {
-                label: sum(file.stat().st_size for file in checkpoint.files)
-                for label, checkpoint in zip(self.labels, self.checkpoints, strict=True)
-            }
-            """Bytes of the weight files, by role."""
+            self.sizes = dict(zip(self.labels, map(stored_bytes, self.checkpoints), strict=True))
+            """Bytes of the stored tensors, by role; the same however their files are divided."""
             self.heads = match_heads(self.checkpoints, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
@@ -121,9 +118,9 @@ class Inputs:
             factor_bytes=sum(map(factor_bytes, adapters)),
         )
 
-    def sources(self, sources: Sequence[Source], in_memory: bool = False) -> Sources:
+    def sources(self, sources: Sequence[Source]) -> Sources:
         """Returns what a merge of the inputs works on, if it reads values from these sources."""
-        return Sources(self.layout, sources, self.labels, tuple(self.warnings()), in_memory)
+        return Sources(self.layout, sources, self.labels, tuple(self.warnings()))
 
     def described(self) -> dict[str, str]:
         """Returns descriptions of the tasks that are adapters, by role."""
@@ -133,10 +130,6 @@ class Inputs:
         """Returns the hub's name and commit of the checkpoints that come from there, by role."""
         both = zip(self.labels, self.paths, strict=True)
         return {label: pin for label, path in both if (pin := pinned(path)) is not None}
-
-    def bytes_of(self, tensor: Mergeable, source: int) -> int:
-        """Returns the bytes of a source's files that hold a tensor's values; 0 is the base."""
-        return self.checkpoints[source].stored_bytes(tensor.infos[source].name)
 
     def __enter__(self) -> Inputs:
         return self
@@ -218,6 +211,12 @@ class Inputs:
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             if checkpoint.would_be_replaced_by(out):
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
+
+
+def stored_bytes(checkpoint: Opened) -> int:
+    """Returns the bytes of the tensors in a checkpoint's or adapter's files."""
+    stored = checkpoint.stored if isinstance(checkpoint, Adapter) else checkpoint
+    return sum(info.nbytes for info in stored.tensors.values())
 
 
 def _open_base(path: Path) -> Checkpoint:

@@ -17,7 +17,7 @@ import torch
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output as Writer
 from tunable_magmax.engines.inputs import Inputs, PathLike
-from tunable_magmax.engines.log import Log, finished_report
+from tunable_magmax.engines.log import Log, finished_report, log_of
 from tunable_magmax.engines.outputs import (
     Job,
     check_space,
@@ -37,6 +37,7 @@ from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
+    MemoryPlan,
     kernels_for,
     open_device,
     plan_memory,
@@ -44,14 +45,13 @@ from tunable_magmax.merging.resources import (
 )
 from tunable_magmax.version import __version__
 
-COMPLETE = "{out} is complete, made from the same inputs with the same options; overwrite (--overwrite) makes it again"
-
 
 class Engine(Protocol):
     """Merges files: in this process or on a cluster."""
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
-        """Raises an error if the resources do not suffice; returns the bytes needed on disk beside the weights."""
+    @property
+    def threads(self) -> int | None:
+        """The threads of each process that merges; None: one for each core."""
 
     def merge(self, job: Job) -> MergeReport:
         """Merges and writes the weights."""
@@ -111,58 +111,70 @@ def merge_checkpoints(
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(place, threads) as runs_on, Inputs(base, tasks, read) as inputs:
-        inputs.refuse_as_output(target)
-        log_file = target.with_name(f"{target.name}.log")
-        refuse_link(log_file)
-        if shard is not None:
-            check_companions(inputs)
-        known_by = finished_by(inputs, read, shard, names) if additions is None else additions.fingerprint
+        known_by = _fingerprint(inputs, read, shard, names) if additions is None else additions.fingerprint
         if Writer.recover(target) and notify is not None:
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
         if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
             if notify is not None:
-                notify(COMPLETE.format(out=out))
+                notify(
+                    f"{out} is complete, made from the same inputs with the same options; --overwrite makes it again"
+                )
             return finished
-        Writer.check(target, overwrite)
-        spilled = runs_on.check(inputs, read, bound)
-        shards = expected_shards(inputs.layout, read.out_dtype, shard)
-        check_space(target, sum(file.size for file in shards) + spilled)
+        plan_merge(inputs, read, replace(writing, threads=runs_on.threads), place, target)
         if notify is not None:
             for note in inputs.notes():
                 notify(note)
         with Writer(target, overwrite=overwrite) as output:
             job = Job(inputs, read, output, shard, bound, progress, names, additions)
-            report = write_output(job, lambda: runs_on.merge(job), Log(log_file, target, started, known_by))
+            report = _write_output(job, lambda: runs_on.merge(job), Log(log_of(target), target, started, known_by))
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
 
 
-def check_companions(inputs: Inputs) -> None:
-    """Raises an `InputError` for a file that is to go along and can't be read, before work is spent on the weights."""
-    for name, path, _ in output_companions(inputs):
-        check_companion(name, path)
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What a merge would take, as if all mergeable tensors had changed."""
+
+    memory: MemoryPlan
+    sizes: tuple[int, ...]
+    """Of the weight files, in bytes."""
 
 
-def write_output(job: Job, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
+def plan_merge(inputs: Inputs, options: Options, writing: Output, place: Place, out: Path | None = None) -> MergePlan:
+    """Checks from headers alone all that could prevent a merge, into `out` if it is given; reads no values."""
+    layout = inputs.layout
+    if options.budget is not None and sum(options.budget) > layout.elements:
+        raise InputError(f"the budget sums to {sum(options.budget):,}, but there are {layout.elements:,} elements")
+    if out is not None:
+        inputs.refuse_as_output(out)
+        refuse_link(log_of(out))
+        Writer.check(out, writing.overwrite)
+    limit = writing.shard_bytes(out or Path("out"))
+    if limit is not None:  # a broken one must not cost the work on the weights
+        for name, path, _ in output_companions(inputs):
+            check_companion(name, path)
+    memory = plan_memory(layout, options, kernels_for(open_device(place.device)), writing.threads, writing.memory_bytes)
+    sizes = tuple(shard.size for shard in expected_shards(layout, options.out_dtype, limit))
+    if out is not None:
+        check_space(out, sum(sizes) + (memory.planes if memory.spill and place.engine == "local" else 0))
+    return MergePlan(memory, sizes)
+
+
+def _write_output(job: Job, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
     """Has `merge` write the weights, writes the other files of the output, and commits it; returns the full report."""
     inputs, output = job.inputs, job.output
     if job.shard_size is None:
         output.check_sidecar("report.json")
-    report = completed(merge(), inputs, job.names)
+    report = merge()
     inputs.refuse_changed()
-    report = write_sidecars(report, inputs, output, job.additions)
-    # Before the commit: a sweep must recognise every point that is there.
-    log.write(inputs, report)
-    output.commit()
-    return report
-
-
-def completed(report: MergeReport, inputs: Inputs, names: tuple[str, ...] | None) -> MergeReport:
-    """Returns a report with what is known of its inputs: sizes, names, adapters, commits on the hub."""
     heads = None if inputs.heads is None else inputs.heads.describe()
     adapters, hub = inputs.described(), inputs.pins()
-    return replace(report, inputs=inputs.sizes, names=names, adapters=adapters, hub=hub, heads=heads)
+    report = replace(report, inputs=inputs.sizes, names=job.names, adapters=adapters, hub=hub, heads=heads)
+    report = write_sidecars(report, inputs, output, job.additions)
+    log.write(inputs, report)  # before the commit: the log knows every output that is there
+    output.commit()
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +184,10 @@ class ThisProcess:
     threads: int | None
     device: torch.device
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
-        kernels = kernels_for(self.device)
-        plan = plan_memory(inputs.layout, options, kernels, self.threads, memory)
-        return plan.planes if plan.spill else 0
-
     def merge(self, job: Job) -> MergeReport:
+        sources = job.inputs.sources(file_sources(job.inputs.checkpoints, self.device))
         limits = Limits(self.threads, job.memory, job.output.scratch("planes"), job.progress)
-        with torch.no_grad(), merge_of(job.inputs, job.options, limits, self.device) as merge:
+        with torch.no_grad(), Merge(sources, job.options, kernels_for(self.device), limits) as merge:
             merge.survey()
             merge.decide()
             return write_weights(merge, job)
@@ -199,34 +207,17 @@ def _engine(place: Place, threads: int | None) -> Iterator[Engine]:
         yield ThisProcess(threads, open_device(place.device))
 
 
-def fingerprint_of(
+def _fingerprint(
     inputs: Inputs, options: Options, shard_size: int | None, names: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Returns what a merge is recognised by, as JSON."""
-    return {
-        "version": __version__,
-        **{name: _plain(getattr(options, name)) for name in Options.__slots__},
-        "shard_size": shard_size or 0,
-        **({} if names is None else {"names": list(names)}),
-        **({} if inputs.heads is None else {"heads_of": inputs.heads.identity()}),
-        "inputs": inputs.identity(),
-    }
-
-
-def finished_by(
-    inputs: Inputs, options: Options, shard_size: int | None, names: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Returns what a finished merge is recognised by: also the files that go along."""
-    files = identities(path for _, path, _ in output_companions(inputs))
-    whole = json.dumps([fingerprint_of(inputs, options, shard_size, names), files])
-    return {"merge": hashlib.sha256(whole.encode()).hexdigest()}
-
-
-def _plain(value: Any) -> Any:
-    return [str(part) for part in value] if isinstance(value, tuple) else str(value)
-
-
-def merge_of(inputs: Inputs, options: Options, limits: Limits, device: torch.device | None = None) -> Merge:
-    """Returns the merge of opened checkpoints on this machine, by default on the CPU."""
-    device = device or torch.device("cpu")
-    return Merge(inputs.sources(file_sources(inputs.checkpoints, device)), options, kernels_for(device), limits)
+) -> dict[str, str]:
+    """Returns what a finished merge is recognised by: version, options, and what the input files were."""
+    known = [
+        __version__,
+        {name: str(getattr(options, name)) for name in Options.__slots__},
+        shard_size,
+        names,
+        None if inputs.heads is None else inputs.heads.identity(),
+        inputs.identity(),
+        identities(path for _, path, _ in output_companions(inputs)),
+    ]
+    return {"merge": hashlib.sha256(json.dumps(known).encode()).hexdigest()}

@@ -57,10 +57,15 @@ class Log:
             append_line(self.path, json.dumps(entry))
 
 
+def log_of(out: Path) -> Path:
+    """Returns where an output's log is: beside it."""
+    return out.with_name(f"{out.name}.log")
+
+
 def log_entries(out: Path) -> Iterator[dict[str, Any]]:
     """Yields the entries of the log beside an output, the newest first; a line cut short by a kill is left out."""
     try:
-        lines = out.with_name(f"{out.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = log_of(out).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in reversed(lines):

@@ -62,35 +62,19 @@ class Job:
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Raises an `InputError` if so many bytes do not fit beside `out`.
+    """Raises an `InputError` if so many bytes do not fit beside `out`; its folder need not exist yet.
 
     >>> check_space(Path("merged"), 1 << 80)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tunable_magmax.errors.InputError: ... would be written, but only ... are free at ...
     """
-    if problem := space_problem(out.absolute().parent, needed):
-        raise InputError(problem)
-
-
-def space_problem(folder: Path, needed: int) -> str | None:
-    """Returns an error text if so many bytes do not fit on a folder's disk; the folder need not exist yet."""
-    place = existing_folder(folder)
-    usage = shutil.disk_usage(place)
-    # Some network file systems do not tell, and say 0 of everything.
-    if not usage.total or needed <= usage.free:
-        return None
-    return (
-        f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {place}: "
-        "free space, or choose another output"
-    )
-
-
-def existing_folder(folder: Path) -> Path:
-    """Returns a folder, or the deepest of its parents that exists."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return folder
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    usage = shutil.disk_usage(folder)
+    if usage.total and needed > usage.free:  # some network file systems say 0 of everything
+        raise InputError(
+            f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {folder}: "
+            "free space, or choose another output"
+        )
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -115,20 +99,16 @@ def expected_shards(layout: Layout, out_dtype: str | None, shard_size: int | Non
     return plan_shards(output_tensors(layout, merged, out_dtype), shard_size, aliases=layout.ties)
 
 
-def merged_tensors(merge: Merge) -> list[TensorInfo]:
-    """Returns the tensors of a surveyed merge's output."""
-    merged = [merge.layout.mergeable[place.tensor] for place in merge.places]
-    return output_tensors(merge.layout, {t.name: merge.out_dtype(t) for t in merged}, merge.options.out_dtype)
-
-
 Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 """Writes shards and returns the sha256 of each by its name."""
 
 
 def write_weights(merge: Merge, job: Job, write: Write | None = None) -> MergeReport:
     """Writes the weights of a decided merge; `write` writes its shards, by default here and one after the other."""
-    output = job.output
-    shards = plan_shards(merged_tensors(merge), job.shard_size, aliases=merge.layout.ties)
+    output, mergeable = job.output, [merge.layout.mergeable[place.tensor] for place in merge.places]
+    merged = {tensor.name: merge.out_dtype(tensor) for tensor in mergeable}
+    tensors = output_tensors(merge.layout, merged, merge.options.out_dtype)
+    shards = plan_shards(tensors, job.shard_size, aliases=merge.layout.ties)
     if write is not None:
         written = write(shards)
         files = {shard.name: written[shard.name] for shard in shards}
@@ -139,13 +119,10 @@ def write_weights(merge: Merge, job: Job, write: Write | None = None) -> MergeRe
     return replace(merge.report(), files=files)
 
 
-def shard_data(
-    merge: Merge, inputs: Inputs, shard: Shard, begins: Mapping[str, int] | None = None
-) -> Iterator[memoryview]:
+def shard_data(merge: Merge, inputs: Inputs, shard: Shard) -> Iterator[memoryview]:
     """Yields a shard's data in order: merged tensors, and others from the base. A view lasts until the next.
 
-    Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins. A fitted
-    head takes the place of what was merged, so that the merge of everything else does not depend on it.
+    A fitted head takes the place of what was merged, so that the merge of everything else does not depend on it.
     """
     fitted = {} if inputs.heads is None or inputs.heads.fitted is None else inputs.heads.fitted.tensors
     by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.places}
@@ -158,20 +135,18 @@ def shard_data(
 
     rendered = merge.render(into, places)
     for info in shard.tensors:
-        begin, instead = (begins or {}).get(info.name, 0), fitted.get(info.name)
-        if instead is None and info.name not in by_name:
-            yield from _copied(base, info, begin)
-            continue
         left = info.numel if info.name in by_name else 0
         while left:
             bounds, values = next(rendered)
-            if instead is None:
+            if info.name not in fitted:
                 yield values.view(torch.uint8).numpy().data
             buffers.give(values)
             left -= bounds.stop - bounds.start
-        if instead is not None:
-            part = torch.from_numpy(instead).reshape(-1)[begin : begin + info.numel]
-            yield part.to(torch_dtype(info.dtype)).contiguous().view(torch.uint8).numpy().data
+        if info.name in fitted:
+            head = torch.from_numpy(fitted[info.name]).reshape(-1).to(torch_dtype(info.dtype))
+            yield head.contiguous().view(torch.uint8).numpy().data
+        elif info.name not in by_name:
+            yield from _copied(base, info)
 
 
 class _Buffers:
@@ -192,24 +167,18 @@ class _Buffers:
         self._free.put(values.view(torch.uint8).as_strided((self._bytes,), (1,)))
 
 
-def _copied(base: Checkpoint, info: TensorInfo, begin: int) -> Iterator[memoryview]:
-    """Yields a tensor of the base from an element on, block by block, cast if the output has another type."""
+def _copied(base: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
+    """Yields a tensor of the base block by block, cast if the output has another type."""
     stored = base.tensors[info.name if info.name in base.tensors else base.aliases[info.name]]
-    first = begin * BITS[stored.dtype] // 8
-    if stored.dtype == info.dtype:
-        for start in range(0, info.nbytes, COPY_BLOCK):
-            block = memoryview(bytearray(min(COPY_BLOCK, info.nbytes - start)))
-            base.read_into(stored.name, first + start, block)
-            yield block
-        return
     source, target = torch_dtype(stored.dtype), torch_dtype(info.dtype)
-    assert source is not None
-    assert target is not None
-    step = COPY_BLOCK // source.itemsize
-    for start in range(0, info.numel, step):
-        raw = torch.empty(min(step, info.numel - start), dtype=source)
-        base.read_into(stored.name, first + start * source.itemsize, raw.view(torch.uint8).numpy().data)
-        yield cast_copied(raw, target, info.name).view(torch.uint8).numpy().data
+    for start in range(0, stored.nbytes, COPY_BLOCK):
+        raw = torch.empty(min(COPY_BLOCK, stored.nbytes - start), dtype=torch.uint8)
+        base.read_into(stored.name, start, raw.numpy().data)
+        if stored.dtype != info.dtype:
+            assert source is not None
+            assert target is not None
+            raw = cast_copied(raw.view(source), target, info.name).view(torch.uint8)
+        yield raw.numpy().data
 
 
 # -- files beside the weights -----------------------------------------------------------------------------------------

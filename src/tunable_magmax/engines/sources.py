@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -14,10 +13,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
-from tunable_magmax.files import Progress
-from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.resources import loops_compile
-from tunable_magmax.merging.state_dicts import MemorySource
 from tunable_magmax.merging.walker import Source
 
 
@@ -34,44 +30,6 @@ def file_sources(checkpoints: Sequence[Opened], device: torch.device | None = No
             assert isinstance(task, Checkpoint)
             sources.append(FileSource(task))
     return sources if device is None or device.type == "cpu" else [DeviceSource(source) for source in sources]
-
-
-def loaded_sources(
-    checkpoints: Sequence[Opened], layout: Layout, threads: int, progress: Progress | None = None
-) -> list[Source]:
-    """Returns the same with all files' values read into memory at once, in the types that they are stored in."""
-    wanted = tensors_to_load(layout)
-    total, done = sum(info.nbytes for info in wanted.values()), 0
-
-    def load(place: tuple[int, str]) -> Tensor:
-        info, checkpoint = wanted[place], checkpoints[place[0]]
-        assert isinstance(checkpoint, Checkpoint)
-        raw = torch.empty(info.nbytes, dtype=torch.uint8)
-        checkpoint.read_into(info.name, 0, raw.numpy().data)
-        return raw.view(_stored_dtype(info))
-
-    flat: list[dict[str, Tensor]] = [{} for _ in checkpoints]
-    with ThreadPoolExecutor(threads) as pool:
-        for (source, name), values in zip(wanted, pool.map(load, wanted), strict=True):
-            flat[source][name] = values
-            done += values.nbytes
-            if progress is not None:
-                progress("survey", done, total)
-    sources: list[Source] = [MemorySource(tensors) for tensors in flat]
-    for k, opened in enumerate(checkpoints):
-        if isinstance(opened, Adapter):
-            sources[k] = AdapterSource(opened, sources[0])
-    return sources
-
-
-def tensors_to_load(layout: Layout) -> dict[tuple[int, str], TensorInfo]:
-    """Returns the tensors to read of each source, each once even if other sources hold it under two names."""
-    return {
-        (k, info.name): info
-        for tensor in layout.mergeable
-        for k, info in enumerate(tensor.infos)
-        if k not in layout.derived
-    }
 
 
 class FileSource:
@@ -108,6 +66,10 @@ class LastRead:
             self._local.last = asked, values
         return values
 
+    def forget(self) -> None:
+        """Forgets what this thread has read last."""
+        self._local.last = None, torch.empty(0)
+
 
 class DeviceSource:
     """Another source on a GPU: what it reads on the host, copied through page-locked memory."""
@@ -124,7 +86,7 @@ class DeviceSource:
 class AdapterSource:
     """A LoRA adapter on a base: the base's values plus a product of two factors, which are read whole, into float64."""
 
-    def __init__(self, adapter: Adapter, base: Source) -> None:
+    def __init__(self, adapter: Adapter, base: LastRead) -> None:
         self._adapter, self._base = adapter, base
         self._stored = FileSource(adapter.stored)
         self._factors: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
@@ -141,6 +103,8 @@ class AdapterSource:
             values = self._base.read(name, start, stop, scratch)
             if values.data_ptr() != scratch.data_ptr():
                 scratch.copy_(values)
+            else:  # they are about to change
+                self._base.forget()
         if part.product is not None:
             left, right = self._whole(name, part.product)
             add_product(left, right, part.product.scaling, scratch, start)

@@ -126,7 +126,7 @@ class MergeReport:
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file written."""
     inputs: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of the weight files of base and tasks, by role: "base", "task 1"."""
+    """Bytes of the stored tensors of base and tasks, by role: "base", "task 1"."""
     names: tuple[str, ...] | None = None
     """What the tasks are called, if somebody said so."""
     adapters: Mapping[str, str] = field(default_factory=dict)

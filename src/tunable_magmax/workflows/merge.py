@@ -80,32 +80,18 @@ def check_recipe(
     recipe: Recipe, out: Path | None = None, output: Output | None = None, place: Place | None = None
 ) -> dict[str, Any]:
     """Checks what `merge_recipe` would, from headers alone; without `out`, not where the result would go."""
-    import torch
-
-    from tunable_magmax.checkpoints.writer import Output as Writer
     from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.engines.outputs import check_space, expected_shards
+    from tunable_magmax.engines.local import plan_merge
     from tunable_magmax.merging.methods import METHODS, read_options
-    from tunable_magmax.merging.resources import kernels_for, plan_memory
 
     output, place = output or Output(), place or Place()
     place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
-        layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
+        plan, layout = plan_merge(inputs, read, output, place, out), inputs.layout
         method = METHODS[read.method](read, len(recipe.tasks))
         method.set_element_count(layout.elements)
         budget = method.expected_budget(layout.elements)
-        if read.budget is not None and sum(read.budget) > layout.elements:
-            raise InputError(f"the budget sums to {sum(read.budget):,}, but there are {layout.elements:,} elements")
-        memory = plan_memory(layout, read, kernels, output.threads, output.memory_bytes)
-        target = out or Path("out")
-        limit = output.shard_bytes(target)
-        sizes = [shard.size for shard in expected_shards(layout, read.out_dtype, limit)]
-        if out is not None:
-            inputs.refuse_as_output(target)
-            Writer.check(target, output.overwrite)
-            check_space(target, sum(sizes) + (memory.planes if memory.spill else 0))
         return {
             "method": read.method,
             "tasks": list(recipe.names or map(str, recipe.tasks)),
@@ -113,9 +99,9 @@ def check_recipe(
             "merged": [tensor.name for tensor in layout.mergeable],
             "copied": [info.name for info in layout.copied],
             "budget": None if budget is None else list(budget),
-            "bytes": sum(sizes),
-            "files": len(sizes),
-            "memory": memory.peak,
+            "bytes": sum(plan.sizes),
+            "files": len(plan.sizes),
+            "memory": plan.memory.peak,
             "warnings": list(dict.fromkeys([*inputs.warnings(), *layout.warnings])),
             "notes": list(inputs.notes()),
         }

@@ -118,15 +118,15 @@ def architecture(folder: Path, kind: str | None, names: str) -> Path:
     return folder
 
 
-def test_another_architecture_is_one_line(place) -> None:
+def test_another_architecture_is_named(place) -> None:
     place.paths = [
         architecture(place.folder / "bert", "bert", "encoder"),
         architecture(place.folder / "gpt", "gpt2", "h"),
         architecture(place.folder / "unknown", None, "h"),
     ]
-    error = place.refused("bert", "gpt2", "'encoder.0.weight'", *map(str, place.paths))
+    error = place.refused("(bert)", "(gpt2)", "'encoder.0.weight'", *map(str, place.paths[1:]))
     assert len(error.problems) == 160
-    assert len(str(error).splitlines()) < 5
+    assert len(str(error).splitlines()) < 8
 
 
 def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> None:

@@ -111,12 +111,7 @@ class Inputs:
         return {k: task for k, task in enumerate(self.checkpoints) if isinstance(task, Adapter)}
 
     def _with_adapters(self, layout: Layout) -> Layout:
-        adapters = self.adapters.values()
-        return replace(
-            layout,
-            derived=frozenset(self.adapters),
-            factor_bytes=sum(map(factor_bytes, adapters)),
-        )
+        return replace(layout, factor_bytes=sum(map(factor_bytes, self.adapters.values())))
 
     def sources(self, sources: Sequence[Source]) -> Sources:
         """Returns what a merge of the inputs works on, if it reads values from these sources."""

@@ -17,7 +17,6 @@ from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.merging.mismatches import (
     Mismatch,
     describe_mismatches,
-    find_foreign,
     find_prefix,
     list_mismatches,
     partner,
@@ -64,10 +63,8 @@ class Layout:
     copied: tuple[TensorInfo, ...]
     ties: Mapping[str, str]
     warnings: tuple[str, ...]
-    derived: frozenset[int] = frozenset()
-    """Sources whose values are computed from the base's: adapters."""
     factor_bytes: int = 0
-    """Memory that it takes to compute such values."""
+    """Memory that it takes to compute the values of adapters."""
 
     def names(self, source: int) -> list[str]:
         """Returns the names of the mergeable tensors in the base (0) or a task."""
@@ -147,14 +144,7 @@ def build_layout(
                 hint = partner(name, base, task, problems, anyone=True)
                 problems.append(Mismatch(label, "extra", repr(name), hint))
     if prefixed or problems:
-        wrong = {problem.label for problem in problems}
-        foreign = {
-            label: apart
-            for label, task in tasks
-            if label in wrong and label not in prefixed
-            if (apart := find_foreign(base, task, lambda name: allowed(name, include, exclude)))
-        }
-        message = describe_mismatches(labels[0], prefixed, foreign, problems)
+        message = describe_mismatches(prefixed, problems, base, dict(tasks))
         raise InputError(message, problems=list_mismatches(prefixed, problems))
     order = sorted(floats)
     starts = accumulate((floats[name][0].numel for name in order), initial=0)

@@ -1,6 +1,6 @@
 """Explains how checkpoints that can't be merged differ: all of it as a list, and in short as a message.
 
-In the message a prefix of all names counts as one problem, and so does another architecture.
+In the message a prefix of all names counts as one problem.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LISTED = 10_000
 """So many problems are listed."""
 SHOWN = 5
 """So many names of each kind are shown for a task."""
-FEW_SHARED = 0.1
-"""Checkpoints with a smaller share of tensors in common hold different architectures."""
+MOST_LACK = 0.9
+"""A task that lacks a larger share of the base's tensors is probably another architecture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +96,6 @@ def find_prefix(base: Signature, task: Signature, allowed: Callable[[str], bool]
     return Prefixed(renaming, extra, missing, tuple(dict.fromkeys(patterns)))
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A task that has hardly any tensor of the base: what base and task hold, as words after "is" or "has"."""
-
-    base: str
-    task: str
-    shared: int | None
-    """Tensors that both have; None where the words are names of architectures."""
-
-
-def find_foreign(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Foreign | None:
-    """Returns what two models are, if they share hardly any tensor. `allowed` says which names may be merged.
-
-    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
-    >>> one, two = ({f"{n}.{k}": TensorInfo(f"{n}.{k}", "F32", (4,)) for k in range(10)} for n in "ab")
-    >>> find_foreign(Signature(one, {}, "bert"), Signature(two, {}, "gpt2"), lambda name: True)
-    Foreign(base='bert', task='gpt2', shared=None)
-    """
-    own, other = ({name: info.shape for name, info in each.tensors.items() if allowed(name)} for each in (base, task))
-    shared = own.items() & other.items()
-    if len(shared) >= FEW_SHARED * min(len(own), len(other)) or min(len(own), len(other)) < 1 / FEW_SHARED:
-        return None  # of few tensors, the names say more
-    if base.model_type and task.model_type and base.model_type != task.model_type:
-        return Foreign(base.model_type, task.model_type, None)
-    words = []
-    for shapes in (own, other):
-        name, shape = next(item for item in shapes.items() if item not in shared)
-        words.append(f"such as {name!r} {list(shape)}")
-    return Foreign(f"{len(own):,} tensors {words[0]}", f"{len(other):,} {words[1]}", len(shared))
-
-
 def partner(name: str, there: Signature, here: Signature, problems: Sequence[Mismatch], anyone: bool = False) -> str:
     """Returns a hint, for the first few problems, at the closest name of the other side that has no partner here.
 
@@ -152,33 +121,35 @@ def list_mismatches(prefixed: Mapping[str, Prefixed], problems: Sequence[Mismatc
 
 
 def describe_mismatches(
-    base: str, prefixed: Mapping[str, Prefixed], foreign: Mapping[str, Foreign], problems: Sequence[Mismatch]
+    prefixed: Mapping[str, Prefixed], problems: Sequence[Mismatch], base: Signature, tasks: Mapping[str, Signature]
 ) -> str:
-    """Returns what is wrong as a short text; `prefixed` and `foreign` are tasks by their labels, `base` is the base's.
+    """Returns what is wrong as a short text; `prefixed` and `tasks` are by label.
 
     Of many names of one kind, only the first are shown.
     """
-    architectures = [
-        _different(base, [label for label, each in foreign.items() if each == difference], difference)
-        for difference in dict.fromkeys(foreign.values())
-    ]
-    rest = [problem for problem in problems if problem.label not in foreign]
-    if len(architectures) == 1 and not prefixed and not rest:
-        return architectures[0]
     alike: dict[str, list[str]] = {}
     for label, difference in prefixed.items():
         alike.setdefault(difference.describe(SHOWN), []).append(label)
     groups: dict[tuple[str, str], list[Mismatch]] = {}
-    for problem in rest:
+    for problem in problems:
         groups.setdefault((problem.label, problem.kind), []).append(problem)
-    lines = [*architectures, *(f"{', '.join(labels)}: {words}" for words, labels in alike.items())]
-    count = len(lines) + len(rest)
+    lines = [f"{', '.join(labels)}: {words}" for words, labels in alike.items()]
+    count = len(lines) + len(problems)
     lines += [Mismatch.together(group) for group in groups.values()]
     advice = [
         _advice(renaming, [each for each in prefixed.values() if each.renaming == renaming])
         for renaming in dict.fromkeys(difference.renaming for difference in prefixed.values())
     ]
-    if rest:
+    strangers = [
+        label for (label, kind), own in groups.items() if kind == "lacks" and len(own) > MOST_LACK * len(base.tensors)
+    ]
+    if strangers:
+        kinds = [f"{label} ({tasks[label].model_type or 'unknown'})" for label in strangers]
+        advice.append(
+            f"Hardly any tensor of the base ({base.model_type or 'unknown'}) is in {some_of(kinds)}: "
+            "these are different architectures."
+        )
+    elif problems:
         advice.append(
             "Every task must hold the base's tensors with the same names and shapes. "
             "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
@@ -188,21 +159,6 @@ def describe_mismatches(
         advice.append("--json lists all of them (`problems` of the error in Python).")
     title = f"these checkpoints can't be merged, {plural(count, 'problem')}:"
     return "\n".join([title, bulleted(lines), *advice])
-
-
-def _different(base: str, labels: Sequence[str], difference: Foreign) -> str:
-    """Returns one line on tasks of another architecture, the files at its end: "task 1 (FILE)" is a label."""
-    own, *others = (label.partition(" (") for label in (base, *labels))
-    tasks = some_of((short for short, _, _ in others), SHOWN)
-    several = len(others) > 1
-    if difference.shared is None:
-        line = f"{own[0]} is {difference.base}, {tasks} {'are' if several else 'is'} {difference.task}: "
-        line += "they hold different architectures"
-    else:
-        line = f"{own[0]} has {difference.base}, {tasks} {'have' if several else 'has'} {difference.task}; "
-        line += f"they share {difference.shared}"
-    files = some_of((file.removesuffix(")") for _, _, file in (own, *others) if file), SHOWN)
-    return f"{line} ({files})" if files else line
 
 
 def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:

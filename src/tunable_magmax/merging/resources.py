@@ -17,7 +17,7 @@ from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merged_elements import COUNT_BYTES
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.singular import kept_bytes, working_bytes
+from tunable_magmax.merging.singular import working_bytes
 from tunable_magmax.showing import plural
 
 SMALLEST_CHUNK = 1 << 12
@@ -169,11 +169,6 @@ def _plan_for(
 def matrix_bytes(layout: Layout, options: Options) -> int:
     """Returns the memory for the largest matrix, if the method merges matrices whole; else 0."""
     return max((working_bytes(*matrix[1:]) for matrix in _matrices(layout, options)), default=0)
-
-
-def triples_bytes(layout: Layout, options: Options, tasks: int) -> int:
-    """Returns the memory of what a method that merges matrices whole keeps for later merges, if all tasks take part."""
-    return tasks * sum(kept_bytes(rows, columns) for _, rows, columns, _ in _matrices(layout, options))
 
 
 def _matrices(layout: Layout, options: Options) -> Iterator[tuple[str, int, int, int]]:

@@ -104,9 +104,3 @@ def working_bytes(rows: int, columns: int, width: int) -> int:
     """
     short = min(rows, columns)
     return rows * columns * (4 * width + 5 * 8) + 8 * 8 * short * short
-
-
-def kept_bytes(rows: int, columns: int) -> int:
-    """Returns the memory of the triples of a task's matrix."""
-    short = min(rows, columns)
-    return 8 * short * (short + 1)

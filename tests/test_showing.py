@@ -47,8 +47,6 @@ def test_tables_for_pandas(monkeypatch):
     site = tmx.Preference((3, 1), intervals=((0.5, 0.9), (0.1, 0.5)), tasks=("birds", "cars"))
     assert site.to_frame().loc["cars"].to_dict() == {"weight": 0.25, "low": 0.1, "high": 0.5}
     assert merged_of(2).report.to_frame()["share"].tolist() == [0.5, 0.5]
-    found = Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"], {"pets": [0, 1]})
-    assert found.to_frame().index.tolist() == ["all", "pets"]
     matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)), base=(0.5, 0.4))
     assert matrix.to_frame().loc["after birds", "cars"] == 0.1
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -37,59 +37,44 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import load_classifier as load_classifier
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
-from tunable_magmax.errors import ClusterError, ExactnessError, InputError, StorageError, TmxError
-from tunable_magmax.version import __version__
+from tunable_magmax.errors import ClusterError as ClusterError
+from tunable_magmax.errors import ExactnessError as ExactnessError
+from tunable_magmax.errors import InputError as InputError
+from tunable_magmax.errors import StorageError as StorageError
+from tunable_magmax.errors import TmxError as TmxError
+from tunable_magmax.version import __version__ as __version__
 
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
-_HOMES = {
-    "METHODS": "merging.methods",
-    "Method": "merging.methods",
-    "MergeReport": "merging.report",
-    "MergeSession": "merging.state_dicts",
-    "Merged": "merging.state_dicts",
-    "Preference": "preference.preference",
-    "Profile": "runs.profile",
-    "Run": "workflows.open_run",
-    "RunningMagmax": "merging.running",
-    "TrainConfig": "training.config",
-    "budget": "merging.budget",
-    "convert_checkpoint": "workflows.convert",
-    "evaluate": "workflows.evaluate",
-    "load_classifier": "workflows.predict",
-    "merge_checkpoints": "engines.local",
-    "merge_state_dicts": "merging.state_dicts",
-    "open_run": "workflows.open_run",
-    "train_sequence": "training.sequence",
-    "verify_checkpoint": "workflows.verify",
+_MODULES = {
+    "engines.local": ("merge_checkpoints",),
+    "merging.budget": ("budget",),
+    "merging.methods": (
+        "METHODS",
+        "Method",
+    ),
+    "merging.report": ("MergeReport",),
+    "merging.running": ("RunningMagmax",),
+    "merging.state_dicts": (
+        "MergeSession",
+        "Merged",
+        "merge_state_dicts",
+    ),
+    "preference.preference": ("Preference",),
+    "runs.profile": ("Profile",),
+    "training.config": ("TrainConfig",),
+    "training.sequence": ("train_sequence",),
+    "workflows.convert": ("convert_checkpoint",),
+    "workflows.evaluate": ("evaluate",),
+    "workflows.open_run": (
+        "Run",
+        "open_run",
+    ),
+    "workflows.predict": ("load_classifier",),
+    "workflows.verify": ("verify_checkpoint",),
 }
-# Written out, because type checkers read it.
-__all__ = [
-    "METHODS",
-    "ClusterError",
-    "ExactnessError",
-    "InputError",
-    "MergeReport",
-    "MergeSession",
-    "Merged",
-    "Method",
-    "Preference",
-    "Profile",
-    "Run",
-    "RunningMagmax",
-    "StorageError",
-    "TmxError",
-    "TrainConfig",
-    "__version__",
-    "budget",
-    "convert_checkpoint",
-    "evaluate",
-    "load_classifier",
-    "merge_checkpoints",
-    "merge_state_dicts",
-    "open_run",
-    "train_sequence",
-    "verify_checkpoint",
-]
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_EAGER = ["ClusterError", "ExactnessError", "InputError", "StorageError", "TmxError", "__version__"]
+__all__ = sorted([*_HOMES, *_EAGER])
 
 
 def __getattr__(name: str) -> Any:

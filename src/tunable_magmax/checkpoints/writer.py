@@ -135,7 +135,7 @@ class Output:
         self._shards[shard.name] = self._store(shard.name, _exactly(shard, chunks))
         return self._shards[shard.name]
 
-    def begin_shard(self, shard: Shard, attempt: str = "") -> Path:
+    def begin_shard(self, shard: Shard) -> Path:
         """Makes a file of the shard's size with its header, for other processes to write the data into."""
         self._check_shard(shard.name)
         # What a process of an earlier, killed run may still write goes to another file.

@@ -47,12 +47,12 @@ def leads_drawing(results: Results, setting: str) -> Drawing | None:
     if not leads:
         return None
     closest = min(leads, key=lambda row: abs(leads[row].mean))
-    told = f"{setting}: smallest difference {100 * leads[closest].mean:+.1f} points to {closest}"
+    text = f"{setting}: smallest difference {100 * leads[closest].mean:+.1f} points to {closest}"
     for verdict in ("behind", "level"):
-        told += f"; {verdict} with {', '.join(row for row in leads if leads[row].verdict == verdict) or 'none'}"
+        text += f"; {verdict} with {', '.join(row for row in leads if leads[row].verdict == verdict) or 'none'}"
     ends = {row: Interval(100 * d.mean, 100 * d.low, 100 * d.high, d.verdict) for row, d in leads.items()}
     figure = draw_intervals(sorted(ends, key=row_order, reverse=True), ends, f"points, {own} minus the row")
-    return Drawing(f"leads-{slug(setting)}", f"{setting}: what {own} has over the others, 95% intervals", told, figure)
+    return Drawing(f"leads-{slug(setting)}", f"{setting}: what {own} has over the others, 95% intervals", text, figure)
 
 
 def alpha_drawing(results: Results, setting: str) -> Drawing | None:

@@ -27,7 +27,7 @@ class EnvironmentScore:
 
     `error`: half the L1 distance of the weights to the true mixture, `expected_error` what was expected of it.
     `weights`: those above 0 by task, from 1. `chosen`: the source of the preference, or the model that was chosen.
-    `expected`: the accuracy that was told beforehand, with its interval, of the tailored model, the base and the last
+    `expected`: the accuracy that was expected, with its interval, of the tailored model, the base and the last
     checkpoint. `leftovers`: the share of elements that were given by key alone.
     """
 

@@ -231,7 +231,7 @@ class _Seed:
         if row.base == "zero-shot":
             return BASE
         if row.base == "single-best":
-            return MergeSpec(checkpoint=self._bench.likeliest_checkpoint(environment))
+            return MergeSpec(checkpoint=self._bench.best_checkpoint(environment))
         scale = self._best[row.base] if row.scale == "best" else row.scale
         if row.preference is None:
             last = (row.base, scale) == ("sequential", 1)

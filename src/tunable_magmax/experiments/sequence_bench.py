@@ -208,7 +208,7 @@ class SequenceBench:
         right = trained.bench.logits(spec, trained.tests).argmax(axis=1) == trained.tests.labels
         return [float(right[trained.tests.tasks == t].mean()) for t in range(len(self.run.tasks))]
 
-    def likeliest_checkpoint(self, environment: Environment) -> int:
+    def best_checkpoint(self, environment: Environment) -> int:
         """Returns the task whose checkpoint gets most of the known samples right; of equal ones the last."""
         bench, meta = self.trained.bench, self.trained.part(environment.meta, f"{environment.name} known")
         counts = [

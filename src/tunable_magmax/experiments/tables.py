@@ -46,8 +46,8 @@ DIFFERENCES = (
     ("tunable:ot-raw@0.5", "magmax@0.5"),
 )
 """What is compared in all settings, where both rows were measured."""
-TOLD = {"tailored": None, "base": BASE, "last": LAST}
-"""The models whose accuracy is told beforehand, and the rows that measure them; None: the tailored row itself."""
+MODELS = {"tailored": None, "base": BASE, "last": LAST}
+"""The models whose accuracy is expected beforehand, and the rows that measure them; None: the tailored row itself."""
 
 
 @dataclass(frozen=True)
@@ -256,37 +256,47 @@ def headlines(results: Results) -> Iterator[str]:
         yield f"{setting}: {'; '.join(parts)}"
 
 
-# -- what was told beforehand -----------------------------------------------------------------------------------------
+# -- what was expected -----------------------------------------------------------------------------------------------
 
 
 def expected_table(results: Results) -> Table:
-    """Shows the accuracy and the error of the weights that were told beforehand, beside what came out."""
+    """Shows the accuracy and the error of the weights that were expected, beside what came out."""
     lines = []
     for setting in results.settings:
         by_row = results.rows(setting)
         own = by_row.get(RECOMMENDED, [])
-        for model, row in TOLD.items():
+        for model, row in MODELS.items():
             real = {(each.seed, each.environment): each.accuracy for each in (by_row.get(row, []) if row else own)}
-            told = {(each.seed, each.environment): each.found.expected.get(model) for each in own}
-            pairs = [(real[at], *found) for at, found in told.items() if found is not None and at in real]
+            expected = {(each.seed, each.environment): each.found.expected.get(model) for each in own}
+            pairs = [(real[at], *found) for at, found in expected.items() if found is not None and at in real]
             if pairs:
                 truth, value, low, high = np.array(pairs).T
                 inside = Cell(100 * float(((low <= truth) & (truth <= high)).mean()), digits=0)
-                lines.append(_told_line(setting, f"accuracy, {model}", 100 * truth, 100 * value, inside))
+                lines.append(_expected_line(setting, f"accuracy, {model}", 100 * truth, 100 * value, inside))
         errors = [(each.found.error, each.found.expected_error) for each in own]
-        both = np.array([(real, told) for real, told in errors if real is not None and told is not None]).reshape(-1, 2)
+        both = np.array(
+            [(real, expected) for real, expected in errors if real is not None and expected is not None]
+        ).reshape(-1, 2)
         if len(both):
-            lines.append(_told_line(setting, "error of the weights", 100 * both[:, 0], 100 * both[:, 1], Cell()))
+            lines.append(_expected_line(setting, "error of the weights", 100 * both[:, 0], 100 * both[:, 1], Cell()))
     return Table(
         "expected",
-        f"What `{RECOMMENDED}` told beforehand, without a label of the environment (%)",
-        ("setting", "told", "measured", "expected", "mean absolute difference", "inside the 90% interval", "of"),
+        f"What `{RECOMMENDED}` expected, without a label of the environment (%)",
+        (
+            "setting",
+            "of",
+            "measured",
+            "expected",
+            "mean absolute difference",
+            "inside the 90% interval",
+            "environments",
+        ),
         tuple(lines),
         ("Each model has a head fitted to it. The error of weights is half their L1 distance to the true mixture.",),
     )
 
 
-def _told_line(setting: str, what: str, real: np.ndarray, told: np.ndarray, inside: Cell) -> tuple[Cell, ...]:
+def _expected_line(setting: str, what: str, real: np.ndarray, told: np.ndarray, inside: Cell) -> tuple[Cell, ...]:
     means = [Cell(float(values.mean())) for values in (real, told, np.abs(real - told))]
     return (Cell(text=setting), Cell(text=what), *means, inside, Cell(text=str(len(real))))
 

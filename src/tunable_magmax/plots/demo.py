@@ -17,7 +17,7 @@ INK, FAINT = "#22282f", "#6b7280"
 class SitePanel:
     """A site: its shares of the tasks, and the accuracy of each model on unseen samples, from 0 to 1.
 
-    `expected`: what was told of the model `tailored` beforehand, with its interval.
+    `expected`: the accuracy that was expected of the model `tailored`, with its interval.
     """
 
     name: str

@@ -93,11 +93,6 @@ def test_a_configuration_and_given_checkpoints(tmx, image_run, site, tmp_path):
     assert by_run["merge"].pop("names") == list(labelled_run.TASKS)
     by_run["merge"]["names"] = None  # of a configuration that names none
     assert told(tmx, config, "--data", site) == by_run
-    tasks = [part for name in labelled_run.TASKS for part in ("--task", image_run.path / name)]
-    given = ("--base", image_run.path / "base", *tasks, "--method", "magmax", "--data", site)
-    result = tmx("eval", *given, *CPU, "--json")
-    found = json.loads(result.out)
-    assert (found["merge"], found["accuracies"]) == (by_run["merge"], by_run["accuracies"])
 
 
 def test_classes_and_confusion(tmx, image_run, site):
@@ -242,7 +237,6 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "what should be evaluated? Give a checkpoint, a run directory or a YAML"),
         ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory, a YAML"),
         ("{run}", "what training measured is not known: `tmx eval {run} --checkpoint all --data DATA` measures"),
         ("{run} --data {site}", "should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge:"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -109,16 +108,6 @@ def test_data_is_added_to_a_run(tmx, trained):
     assert Profile.load("run/profiles/bank.safetensors").classes == ("travel-0", "travel-1")
 
 
-def test_columns_are_chosen_by_options(tmx, trained):
-    (trained / "odd.csv").write_text("Satz,Art\nhello,a\npay my bill,b\n")
-    words = ["--base", "base", "--task", "out/travel", "--data", "travel=odd.csv"]
-    refused = tmx("init", "run", *words)
-    assert (refused.code, "--text-column" in refused.err) == (2, True)
-    assert not (trained / "run").exists()
-    assert tmx("init", "run", *words, "--text-column", "Satz", "--label-column", "Art").code == 0
-    assert Run.open("run").kept[0].classes == ("a", "b")
-
-
 FILLERS = ("my", "my my", "my my my")
 LABELLED = {"pets": ("cat", "dog"), "tools": ("saw", "nail", "file")}
 
@@ -204,35 +193,6 @@ def test_unrelated_classifiers_without_names_are_not_one(tmx, classifiers):
         refused = tmx("init", "run", *words, *(part for text in data for part in ("--data", text)))
         assert (refused.code, "id2label" in refused.err) == (2, True)
         assert not Path("run").exists()
-
-
-def test_stopped_at_any_write_the_run_is_whole_or_not_there(tmx, trained, monkeypatch):
-    words = ["--base", "base", "--task", "out/travel", "--task", "out/bank", "--data", "travel=travel.csv"]
-    assert tmx("init", "whole", *words).code == 0
-    wanted = (trained / "whole/run.json").read_bytes()
-    original = os.replace
-    for moment in range(10):
-        writes = iter(range(moment))
-
-        def stopped(*names, left=writes):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            original(*names)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", stopped)
-            done = tmx("init", f"run{moment}", *words)
-        place = trained / f"run{moment}"
-        if done.code == 0:
-            break
-        assert done.code == 130
-        if (place / "run.json").exists():
-            run = Run.open(place)
-            assert all(profile is None or profile.task == "travel" for profile in run.profiles)
-        assert tmx("init", place.name, *words, "--overwrite").code == 0
-        assert (place / "run.json").read_bytes() == wanted
-        assert not list(place.rglob(".*"))
-    assert moment >= 2
 
 
 def test_killed_at_any_write_the_run_is_whole_or_not_there(tmx, trained):

@@ -88,12 +88,6 @@ def test_where_there_is_no_terminal_the_variable_columns_says_how_wide_it_is(mon
     assert terminal.screen_width() == 80
 
 
-def test_json_of_odd_names_is_still_json(hostile: Path, tmx) -> None:
-    shown = tmx("inspect", hostile / "base.safetensors", "--json")
-    assert harmless(shown.out)
-    assert set(json.loads(shown.out)["tensors"]) == set(HOSTILE)
-
-
 def test_configuration_keys_cannot_control_the_terminal(tmp_path: Path, tmx) -> None:
     (tmp_path / "merge.yml").write_text('base_model: b\nmodels: [{model: a}]\n"\\e[2Jparameters\\u202e": 3\n')
     refused = tmx("merge", tmp_path / "merge.yml", "-o", tmp_path / "out")
@@ -209,10 +203,3 @@ def test_a_folder_that_is_gone_is_said_plainly(tmx, tmp_path, monkeypatch):
     (tmp_path / "gone").rmdir()
     result = tmx("inspect", tmp_path)
     assert (result.code, "is gone: change to another" in result.err) == (2, True)
-
-
-def test_without_numbas_compiler_the_same_model_comes_out(sequence, tmx, tmp_path, monkeypatch):
-    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "one.safetensors").code == 0
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "two.safetensors").code == 0
-    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()

@@ -25,9 +25,7 @@ def swept(files, out, **options) -> Sweep:
     return sweep(None, from_flat(SweepOptions, out=out, base=files.base, task=files.task, **options))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"method": "average"}, {"compare": "active", "scope": "tensor", "scale": 0.5}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"method": "average"}, {"method": "ties", "scale": 0.5, "seed": 3}], ids=str)
 def test_a_point_is_what_a_merge_makes(files, tmp_path, options):
     made = swept(files, tmp_path / "sweep", start=[3, 1, 0], stop=[0, 0, 1], steps=3, **options)
     assert [point.name for point in made.points] == ["step-00", "step-01", "step-02"]

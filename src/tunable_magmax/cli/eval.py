@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INTERVAL = "95% interval"
 
 
-def eval(model: Path | None = None, /, *, options: EvalOptions = EvalOptions()) -> None:
+def eval(model: Path, /, *, options: EvalOptions = EvalOptions()) -> None:
     """Measure a checkpoint, or a merge without writing it: accuracy by task and class, with intervals.
 
     tmx eval site-model --data site/test

@@ -101,36 +101,34 @@ class Evaluation:
         return record
 
 
-def measure(model: Path | None, options: EvalOptions, progress: Progress | None = None) -> Evaluation | AccuracyMatrix:
+def measure(model: Path, options: EvalOptions, progress: Progress | None = None) -> Evaluation | AccuracyMatrix:
     """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run.
 
     A run alone is answered with what training measured.
     """
-    kind = None if model is None else _kind_of(model)
-    merging = any(map(given, (options.checkpoints, options.weighting, options.merging)))
+    kind = _kind_of(model)
+    merging = any(map(given, (options.weighting, options.merging)))
     prior: Prior = options.prior
     if options.weighting.preference is not None and prior == "auto":
         prior = Preference.load(options.weighting.preference)
     how: dict[str, Any] = {"head": options.head, "prior": prior, "reading": options.reading, "progress": progress}
     if options.checkpoint:
-        if model is None or kind != "run" or merging:
+        if kind != "run" or merging:
             raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
         chosen = None if ALL in options.checkpoint else options.checkpoint
         return evaluate_run(model, options.data, checkpoints=chosen, **how)
     if merging and kind == "checkpoint":
         raise InputError(f"{model} is a checkpoint: leave out the options of a merge, or give a run directory")
-    if model is None and not merging:
-        raise InputError("what should be evaluated? Give a checkpoint, a run directory or a YAML configuration")
-    if model is not None and kind == "run" and not merging:
+    if kind == "run" and not merging:
         if (options.data, options.head) != (None, None):
             raise InputError(
                 f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
                 "--preference FILE, --weights 3,1,0 or --method NAME"
             )
         return measured_by_training(model)
-    if model is not None and kind == "checkpoint":
+    if kind == "checkpoint":
         return evaluate(model, options.data, run=options.run, **how)
-    recipe = recipe_of(model, options.checkpoints, options.weighting, options.merging)
+    recipe = recipe_of(model, None, options.weighting, options.merging)
     return evaluate(recipe, options.data, run=model if kind == "run" else options.run, **how)
 
 

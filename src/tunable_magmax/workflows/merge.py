@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.options import Checkpoints, Merging, Out, Output, Place, Weighting, flat
+from tunable_magmax.workflows.options import Checkpoints, Merging, Method, Out, Output, Place, Weighting, flat
 
 if TYPE_CHECKING:
     from tunable_magmax.files import Progress
@@ -151,7 +151,7 @@ def recipe_of(
     source: Path | None,
     checkpoints: Checkpoints | None = None,
     weighting: Weighting | None = None,
-    merging: Merging | None = None,
+    merging: Method | None = None,
     notify: Notify | None = None,
 ) -> Recipe:
     """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named.
@@ -166,7 +166,7 @@ def recipe_of(
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
-    options = {name: value for name, value in flat(merging or Merging()).items() if value != ()}
+    options = {name: value for name, value in flat(merging or Method()).items() if value != ()}
     if options["method"] is not None:
         options["method"] = load_method(options["method"])
     for name in ("weights", "budget"):
@@ -180,7 +180,7 @@ def recipe_of(
     if weighting.weights is not None or weighting.budget is not None:
         raise InputError("a preference holds weights: leave out the weights and the budget, or the preference")
     chosen = read_preference(weighting.preference, recipe, notify)
-    if chosen.scale is not None and options["scale"] is None:
+    if chosen.scale is not None and options.get("scale") is None:
         options["scale"] = chosen.scale
         notify(f"the scale is {chosen.scale:g}, which the preference carries; --scale sets another one")
     return recipe.with_options(**{**options, "weights": list(chosen.weights)})

@@ -71,6 +71,7 @@ Numbers = Annotated[
 FileOrValue = Annotated[Any, Parameter(converter=_path, n_tokens=1, accepts_keys=False, metavar="PATH")]
 """A file on the command line; in Python also what the file would hold."""
 WHAT = Group("What is merged", sort_key=1)
+HOW = Group("How it is merged", sort_key=2)
 OUTPUT = Group("Output and resources", sort_key=4)
 Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
 
@@ -102,24 +103,31 @@ class Weighting:
     """Take the weights from this preference, as tmx prefer writes it."""
 
 
-@Parameter(name="*", group=Group("How it is merged", sort_key=2))
+@Parameter(name="*", group=HOW)
 @dataclass(frozen=True)
-class Merging:
-    """The options of a merge but weights; None leaves what a YAML says, or the default."""
+class Method:
+    """The method of a merge; None leaves what a YAML says, or the default."""
 
     method: str | None = None
     """tunable_magmax (default), magmax, average, ties, tsv, ..., or a class of your own as FILE.py:NAME."""
     scale: Annotated[float | Literal["matched"] | None, SIGNED] = None
     """Multiply the merged vector by this, the paper's lambda; matched: as long as the last task vector. Default:
     the preference's, else matched, 1 for tsv."""
+    seed: int | None = None
+    """The seed of the lottery; one seed gives one result. Default: 0."""
+
+
+@Parameter(name="*", group=HOW)
+@dataclass(frozen=True)
+class Merging(Method):
+    """All options of a merge but weights; None leaves what a YAML says, or the default."""
+
     scope: Literal["model", "tensor"] | None = None
     """Share the budget over the whole model (default) or inside each tensor."""
     compare: Literal["all", "active"] | None = None
     """Compare magnitudes with all earlier tasks (default), or with those that have a budget."""
     density: Annotated[float | None, SIGNED] = None
     """The share of each task vector that ties keeps. Default: 0.2."""
-    seed: int | None = None
-    """The seed of the lottery; one seed gives one result. Default: 0."""
     out_dtype: Annotated[Literal["float64", "float32", "float16", "bfloat16"] | None, Parameter(name="--dtype")] = None
     """The type of the output. Default: as the inputs."""
     include: Sequence[str] = ()

@@ -16,9 +16,8 @@ from cyclopts import Group, Parameter
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.workflows.options import (
     SIGNED,
-    Checkpoints,
     FileOrValue,
-    Merging,
+    Method,
     Numbers,
     Out,
     Output,
@@ -215,9 +214,8 @@ class EvalOptions:
     """Show for which tasks' classes the samples of each task were taken."""
     per_class: bool = False
     """Show the accuracy of each class."""
-    checkpoints: Checkpoints = Checkpoints()
     weighting: Weighting = Weighting()
-    merging: Merging = Merging()
+    merging: Method = Method()
     reading: Reading = Reading()
 
 

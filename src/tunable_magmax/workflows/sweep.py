@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.workflows.merge import Notify, check_recipe, merge_recipe, read_preference, recipe_of
-from tunable_magmax.workflows.options import Checkpoints, FileOrValue, Merging, Numbers, Out
+from tunable_magmax.workflows.options import Checkpoints, FileOrValue, Method, Numbers, Out
 
 if TYPE_CHECKING:
     from tunable_magmax.files import Progress
@@ -50,7 +50,7 @@ class SweepOptions:
     """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
     route: Annotated[Route, Parameter(group=Group("The points", sort_key=0))] = Route()
     checkpoints: Checkpoints = Checkpoints()
-    merging: Merging = Merging()
+    merging: Method = Method()
     data: FileOrValue = None
     """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
     there is no such file. Needs a RUN_DIR."""

@@ -71,8 +71,9 @@ def saved(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
-@pytest.mark.parametrize("build", [bert, gpt2, clip])
+@pytest.mark.parametrize(
+    ("build", "kind"), [(bert, "bin"), (gpt2, "safetensors"), (gpt2, "bin"), (clip, "safetensors")]
+)
 def test_a_merge_loads_and_computes_what_it_should(tmx, tmp_path, saved, build, kind):
     model, folders, state_dicts, inputs = saved(build, kind)
     tasks = [part for folder in folders[1:] for part in ("--task", folder)]

@@ -79,13 +79,6 @@ def test_forms_that_are_not_known(value):
         order(value)
 
 
-@pytest.mark.parametrize("value", ["natural", {"seed": 3}, ["ant", 2], {"file": "/a/b.json", "name": "A"}])
-def test_what_is_recorded_can_be_read(value):
-    recorded = read_section({"name": "images", "data": "x", "tasks": 2, "order": value}, Path()).record()["order"]
-    assert recorded == value
-    assert order(recorded) == order(value)
-
-
 def test_files_of_orders(tmp_path):
     content = {
         "about": "text",

@@ -233,7 +233,7 @@ def pictures(tmp_path):
     return model, processor, [tiny.picture([*COLOURS.values()][k], seed=n) for n, k in enumerate(labels)], labels
 
 
-@pytest.mark.parametrize("form", ["pairs", "table", "transformed", "pixels", "folder", "tensors", "part"])
+@pytest.mark.parametrize("form", ["pairs", "transformed", "pixels", "part"])
 def test_pictures_give_a_profile_in_whatever_form_a_loop_has_them(tmp_path, pictures, form):
     model, processor, values, labels = pictures
 
@@ -244,11 +244,8 @@ def test_pictures_give_a_profile_in_whatever_form_a_loop_has_them(tmp_path, pict
     table = {"image": values, "label": labels}
     data = {
         "pairs": list(zip(values, [["red", "blue"][k] for k in labels], strict=True)),
-        "table": Table(table, ["red", "blue"]),
         "transformed": Table(table, ["red", "blue"], lambda item: {"pixel_values": 0}),
         "pixels": Table({"pixel_values": [one["pixel_values"] for one in made], "label": labels}, ["red", "blue"]),
-        "folder": Folder(values, labels),
-        "tensors": Folder(values, labels, pixels),
         "part": torch.utils.data.Subset(Folder(values, labels), range(8)),
     }[form]
     record_base(tmp_path / "run", model, processor)

@@ -98,11 +98,11 @@ def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float] | None = None) 
 
 
 def _classes(accuracy: Accuracy) -> Iterator[str]:
-    homes = {k: task for task, members in zip(accuracy.tasks, accuracy.task_classes, strict=True) for k in members}
+    owner = {k: task for task, members in zip(accuracy.tasks, accuracy.task_classes, strict=True) for k in members}
     shown = accuracy.confusion is not None  # otherwise tasks share classes, or there are none
     yield "by class"
     rows = [
-        [name, *([homes.get(k, "-")] if shown else []), *_cells(share)]
+        [name, *([owner.get(k, "-")] if shown else []), *_cells(share)]
         for k, (name, share) in enumerate(accuracy.by_class.items())
         if share.samples
     ]

@@ -162,11 +162,6 @@ class Bench:
         return self.frozen is None
 
     @property
-    def width(self) -> int:
-        """The width of features."""
-        return self.encoder.dim
-
-    @property
     def views(self) -> tuple[View, ...]:
         """What of the features a head can be fitted to; none if a head could not be written."""
         if isinstance(self.encoder, BuiltinEncoder):
@@ -199,11 +194,6 @@ class Bench:
         kept = labelled.readable(prepared.positions)
         tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
         return BenchData(name, prepared, kept.targets, tasks)
-
-    def join(self, name: str, parts: Sequence[BenchData]) -> BenchData:
-        """Returns several data as one."""
-        labels, tasks = (np.concatenate([getattr(part, each) for part in parts]) for each in ("labels", "tasks"))
-        return BenchData(name, joined([part.prepared for part in parts], self.encoder), labels, tasks)
 
     def forget(self, name: str) -> None:
         """Forgets what was kept of some data."""
@@ -301,7 +291,7 @@ class Bench:
         matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
         key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
         if key not in self._folded:
-            parts = self._labelled_rows(spec, site, check) or [Rows.of(np.zeros((0, self.width)), [])]
+            parts = self._labelled_rows(spec, site, check) or [Rows.of(np.zeros((0, self.encoder.dim)), [])]
             fields = ("features", "labels", "counts", "judged")
             rows = Rows.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
             _keep(self._folded, key, FoldedRows(rows, len(self.classes)), FOLDED)
@@ -368,7 +358,9 @@ class Bench:
         name = f"anchors of {', '.join(data.name for data in given)}"
         if given and name not in self._joined:
             parts = [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
-            self._joined[name] = parts[0] if len(parts) == 1 else self.join(name, parts)
+            labels, tasks = (np.concatenate([getattr(part, each) for part in parts]) for each in ("labels", "tasks"))
+            prepared = joined([part.prepared for part in parts], self.encoder)
+            self._joined[name] = parts[0] if len(parts) == 1 else BenchData(name, prepared, labels, tasks)
         return self._joined.get(name)
 
     def _anchor_rows(self, spec: MergeSpec, site: SiteFacts, anchors: BenchData) -> Floats:

@@ -22,7 +22,7 @@ from tunable_magmax.models.encoder import Encoder, input_tools, probe_batch
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.pretrained import find_homes, load_module, quiet, read_config, transformers_module
+from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config, transformers_module
 from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
@@ -156,11 +156,11 @@ def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
 def load_builtin(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> BuiltinEncoder:
     """Loads a checkpoint with its own classifier; what prepares inputs comes from there, or else from `assets`."""
     path = located(path)
-    homes = find_homes(path, None if assets is None else located(assets))
+    folders = find_folders(path, None if assets is None else located(assets))
     state, digest = read_state(path)
-    config = ModelConfig.of(homes[0])
+    config = ModelConfig.of(folders[0])
     assert config is not None
-    return builtin_encoder(config.content, state, digest, path, homes, device)
+    return builtin_encoder(config.content, state, digest, path, folders, device)
 
 
 def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence[int]) -> NDArray[np.int64]:
@@ -178,10 +178,10 @@ def builtin_encoder(
     state: Mapping[str, Tensor],
     digest: str,
     path: Path,
-    homes: Sequence[Path],
+    folders: Sequence[Path],
     device: str | None = None,
 ) -> BuiltinEncoder:
-    """Makes an encoder of tensors and of what config.json is to hold; the first of `homes` has one of that type."""
+    """Makes an encoder of tensors and of what config.json is to hold; the first of `folders` has one of that type."""
     named = str((content.get("architectures") or [""])[0])
     model_class = getattr(transformers_module(), named, None)
     if model_class is None or not any(kind in named for kind in _KINDS):
@@ -190,10 +190,10 @@ def builtin_encoder(
             "a head file, or evaluate it as the base of a run whose tasks have classifiers"
         )
     with quiet():
-        config = type(read_config(homes[0])).from_dict(dict(content))
+        config = type(read_config(folders[0])).from_dict(dict(content))
         config._name_or_path = ""
         module = load_module(model_class, config, state, path)
-        tools = input_tools(module, path, homes, device)
+        tools = input_tools(module, path, folders, device)
     count = int(config.num_labels)
     labels = ModelConfig(path, dict(content)).labels or tuple(f"LABEL_{k}" for k in range(count))
     found = BuiltinEncoder(module, "logits", count, digest, path, **tools, labels=labels)

@@ -109,7 +109,7 @@ class Discriminant:
 
 
 def stratified_folds(labels: Ints, seed: int, count: int = FOLDS) -> Ints:
-    """Returns the fold of each row; the rows of a class are shuffled, then dealt from the first fold on.
+    """Returns the fold of each row; the rows of a class are shuffled, then assigned to folds in turn.
 
     Classes of one size are shuffled alike, so that the order of classes does not matter.
 

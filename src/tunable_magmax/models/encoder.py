@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import (
-    find_homes,
+    find_folders,
     first_line,
     from_state,
     load_image_processor,
@@ -53,7 +53,7 @@ class Encoder:
     """A loaded encoder. `module` is the transformers model, `pooling` says how its output becomes an embedding.
 
     To train: `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients. To use: `embed` and
-    `embed_batch`, which do not. `homes`: the directories of its configuration, image processor and tokenizer.
+    `embed_batch`, which do not. `folders`: the directories of its configuration, image processor and tokenizer.
     """
 
     module: nn.Module
@@ -64,7 +64,7 @@ class Encoder:
     image_processor: Any = None
     tokenizer: Any = None
     text_length: int | None = None
-    homes: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
 
     @property
     def family(self) -> str:
@@ -218,23 +218,23 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     """
     transformers = transformers_module()
     path = located(path)
-    homes = find_homes(path, None if assets is None else located(assets))
+    folders = find_folders(path, None if assets is None else located(assets))
     with quiet():
-        config = read_config(homes[0])
+        config = read_config(folders[0])
         state, digest = read_state(path, assets)
-        module = load_module(_model_class(transformers, config, state, homes[0]), config, state, path, "pooler")
+        module = load_module(_model_class(transformers, config, state, folders[0]), config, state, path, "pooler")
         projected = _family(module) == "clip" or hasattr(module, "visual_projection")
         pooling: Pooling = "projected"
         if not projected and module.main_input_name == "input_ids" and _family(module) not in WHOLE:
-            pooling = "first" if pools_first_token(homes) else "mean"
+            pooling = "first" if pools_first_token(folders) else "mean"
         elif not projected:
             pooling = "first" if getattr(module, "pooler", True) is None else "pooled"
-        dim = int(config.projection_dim) if projected else _hidden_size(config, homes[0])
-        return Encoder(module, pooling, dim, digest, path, **input_tools(module, path, homes, device))
+        dim = int(config.projection_dim) if projected else _hidden_size(config, folders[0])
+        return Encoder(module, pooling, dim, digest, path, **input_tools(module, path, folders, device))
 
 
-def input_tools(module: Any, path: Path, homes: Sequence[Path], device: str | None) -> dict[str, Any]:
-    """Moves a loaded model to its device; returns what prepares its inputs, from the first of `homes` that has it."""
+def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | None) -> dict[str, Any]:
+    """Moves a loaded model to its device; returns what prepares its inputs, from the first of `folders` that has it."""
     import torch
 
     transformers = transformers_module()
@@ -248,10 +248,10 @@ def input_tools(module: Any, path: Path, homes: Sequence[Path], device: str | No
     if not images and not texts:
         raise InputError(f"{path}: {type(module).__name__} takes neither images nor texts")
     return {
-        "image_processor": load_image_processor(transformers, homes) if images else None,
-        "tokenizer": load_tokenizer(transformers, homes, required=not images) if texts else None,
-        "text_length": text_length(module.config, homes) if texts else None,
-        "homes": tuple(homes),
+        "image_processor": load_image_processor(transformers, folders) if images else None,
+        "tokenizer": load_tokenizer(transformers, folders, required=not images) if texts else None,
+        "text_length": text_length(module.config, folders) if texts else None,
+        "folders": tuple(folders),
     }
 
 

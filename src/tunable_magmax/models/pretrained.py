@@ -125,7 +125,7 @@ TEXT_FILES = (
 )
 
 
-def find_homes(path: Path, assets: Path | None) -> tuple[Path, ...]:
+def find_folders(path: Path, assets: Path | None) -> tuple[Path, ...]:
     """Returns the directories to look for config.json, image processor and tokenizer; the first has a config.json."""
     tried = [path if path.is_dir() else path.parent]
     if assets is not None:
@@ -140,10 +140,10 @@ def find_homes(path: Path, assets: Path | None) -> tuple[Path, ...]:
     )
 
 
-def load_image_processor(transformers: Any, homes: Sequence[Path]) -> Any:
-    home = _holding(homes, IMAGE_FILES)
+def load_image_processor(transformers: Any, folders: Sequence[Path]) -> Any:
+    home = _holding(folders, IMAGE_FILES)
     if home is None:
-        raise InputError(f"{homes[0]}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
+        raise InputError(f"{folders[0]}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
     # Pillow's resizing wherever there is a choice: embeddings must not depend on what else is installed.
     options = {"backend": "pil"} if major_version(transformers) >= 5 else {"use_fast": False}
     try:
@@ -156,13 +156,13 @@ def load_image_processor(transformers: Any, homes: Sequence[Path]) -> Any:
         raise InputError(f"{home}: the image processor cannot be loaded ({first_line(error)})") from None
 
 
-def load_tokenizer(transformers: Any, homes: Sequence[Path], required: bool) -> Any:
+def load_tokenizer(transformers: Any, folders: Sequence[Path], required: bool) -> Any:
     # Without any of these, transformers makes an empty tokenizer and says nothing.
-    home = _holding(homes, VOCABULARIES)
+    home = _holding(folders, VOCABULARIES)
     if home is None:
         if not required:
             return None
-        raise InputError(f"{homes[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
+        raise InputError(f"{folders[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
     try:
         return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
     except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
@@ -171,43 +171,43 @@ def load_tokenizer(transformers: Any, homes: Sequence[Path], required: bool) -> 
         raise InputError(f"{home}: the tokenizer cannot be loaded ({first_line(error)}); add its files") from None
 
 
-def text_length(config: Any, homes: Sequence[Path]) -> int:
+def text_length(config: Any, folders: Sequence[Path]) -> int:
     """Returns how many tokens of a text the model takes at most."""
     text = getattr(config, "text_config", config)
     longest = int(getattr(text, "max_position_embeddings", 512))
     if text.model_type in ("roberta", "xlm-roberta", "mpnet"):
         longest -= 2  # their positions start behind the padding's
-    configured = _json(homes, LENGTH_FILE).get("max_seq_length")
+    configured = _json(folders, LENGTH_FILE).get("max_seq_length")
     return min(longest, configured) if isinstance(configured, int) and configured > 0 else longest
 
 
-def pools_first_token(homes: Sequence[Path]) -> bool:
+def pools_first_token(folders: Sequence[Path]) -> bool:
     """Returns whether a sentence encoder's own files say that its first token stands for the text."""
-    return _json(homes, POOLING_FILE).get("pooling_mode_cls_token") is True
+    return _json(folders, POOLING_FILE).get("pooling_mode_cls_token") is True
 
 
-def put_companions(homes: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
+def put_companions(folders: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
     """Copies the files of image processor and tokenizer into a directory; without files, transformers saves them."""
     for tool, needed, files in ((image_processor, IMAGE_FILES, IMAGE_FILES), (tokenizer, VOCABULARIES, TEXT_FILES)):
         if tool is None:
             continue
-        if _holding(homes, needed) is None:
+        if _holding(folders, needed) is None:
             tool.save_pretrained(folder)
             continue
         for name in files:
-            home = _holding(homes, [name])
+            home = _holding(folders, [name])
             if home is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(home / name, folder / name)
 
 
-def _holding(homes: Sequence[Path], names: Sequence[str]) -> Path | None:
+def _holding(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
     """Returns the first directory that holds one of these files."""
-    return next((home for home in homes if any((home / name).is_file() for name in names)), None)
+    return next((home for home in folders if any((home / name).is_file() for name in names)), None)
 
 
-def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
-    home = _holding(homes, [name])
+def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:
+    home = _holding(folders, [name])
     try:
         content = {} if home is None else load_json(home / name)
     except (OSError, ValueError):

@@ -100,7 +100,7 @@ def save_encoder(encoder: Encoder, path: str | Path) -> None:
         with quiet():
             # transformers' own way, which gives tensors back the names that they were loaded with.
             module.save_pretrained(folder, max_shard_size="1000GB")
-            put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, folder)
+            put_companions(encoder.folders, encoder.image_processor, encoder.tokenizer, folder)
 
     write_folder(out, fill)
 

@@ -217,7 +217,7 @@ class _NewClassifiers(_Sequence):
         def fill(place: Path) -> None:
             with quiet():
                 self.module.save_pretrained(place, max_shard_size="1000GB")
-                put_companions(self.base.homes, self.base.image_processor, self.base.tokenizer, place)
+                put_companions(self.base.folders, self.base.image_processor, self.base.tokenizer, place)
 
         write_folder(folder, fill)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters import factors, moved, product, rslora, save_adapter
+from adapters import factors, moved, rslora, save_adapter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sequences import digests, raw
 from torch import Tensor
 
-from tunable_magmax.cli.app import main
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.sources import add_product, file_sources
@@ -139,11 +136,6 @@ def test_an_adapter_alone_gives_what_it_stands_for(files, tmp_path) -> None:
             assert not torch.equal(found[name], origin[name])
         else:
             assert torch.equal(found[name], origin[name])
-
-
-def test_the_product_is_a_matrix_product() -> None:
-    pair = factors(31, 17, 9, 0)
-    torch.testing.assert_close(product(pair, 0.7), 0.7 * (pair[1] @ pair[0]), rtol=1e-5, atol=1e-6)
 
 
 # -- the same bytes ---------------------------------------------------------------------------------------------------
@@ -291,19 +283,6 @@ def test_an_adapter_is_no_base(files, tmp_path) -> None:
         merge_checkpoints(tasks[0], [*tasks[:1], tmp_path / "nowhere"], tmp_path / "out")
     with pytest.raises(InputError, match="would replace task 1"):
         merge_checkpoints(base, tasks, tasks[0], overwrite=True)
-
-
-def test_the_command_that_makes_a_base_of_an_adapter(files, tmp_path) -> None:
-    """What is advised works: with the base filled in, its output is a base."""
-    base, tasks, _ = files
-    adapter = shutil.copytree(tasks[0], tmp_path / "my adapter")
-    with pytest.raises(InputError, match="make a checkpoint of it: tmx merge ") as error:
-        merge_checkpoints(adapter, tasks, tmp_path / "out")
-    command = shlex.split(str(error.value).partition("make a checkpoint of it: tmx ")[2])
-    with pytest.raises(SystemExit) as stopped:
-        main([str(base) if word == "BASE" else word for word in command])
-    assert not stopped.value.code
-    merge_checkpoints(command[-1], tasks, tmp_path / "out")
 
 
 # -- around a merge ---------------------------------------------------------------------------------------------------

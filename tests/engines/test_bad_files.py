@@ -245,15 +245,6 @@ def test_damaged_files(place, damage) -> None:
     place.refused("task 1", str(place.paths[1]))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_torch_file_cut_short(place, share) -> None:
-    place.paths[1] = place.folder / "one.pt"
-    torch.save(place.models[1], place.paths[1])
-    data = place.paths[1].read_bytes()
-    place.paths[1].write_bytes(data[: int(len(data) * share)])
-    place.refused("task 1", str(place.paths[1]))
-
-
 class Evil:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -273,28 +264,6 @@ def test_a_pickle_with_code_is_not_run(place, tmp_path_factory, kind) -> None:
         torch.save(content, place.paths[1], _use_new_zipfile_serialization=kind == "archive")
     place.refused("task 1")
     assert not mark.exists()
-
-
-def test_directories_whose_index_lies_or_is_not_there(place) -> None:
-    place.paths[2] = save_sharded(place.folder / "two", place.models[2], 2)
-    index = place.paths[2] / "model.safetensors.index.json"
-    text = index.read_text()
-    index.unlink()
-    place.refused("task 2", "model.safetensors.index.json")
-    index.write_text(text)
-    (place.paths[2] / "model-00002-of-00002.safetensors").unlink()
-    place.refused("task 2", "model-00002-of-00002.safetensors")
-    for wrong in ('{"weight_map": {"head.bias": "../../etc/passwd"}}', "not json"):
-        index.write_text(wrong)
-        place.refused("task 2", str(place.paths[2]))
-
-
-def test_a_broken_configuration_is_found_before_the_merge(place) -> None:
-    folder = place.folder / "base"
-    folder.mkdir()
-    place.paths[0] = place.paths[0].rename(folder / "model.safetensors").parent
-    (folder / "config.json").write_text("{")
-    place.refused(str(folder / "config.json"))
 
 
 # -- places -----------------------------------------------------------------------------------------------------------

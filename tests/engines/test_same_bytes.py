@@ -17,9 +17,7 @@ import torch
 from safetensors.torch import load_file
 from sequences import SMALL, TINY, TYPES, StateDict, digests, raw, save_sequence, sequence
 
-from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sources import DeviceSource, file_sources
 from tunable_magmax.merging import assignment, merge, state_dicts
 from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
@@ -156,17 +154,6 @@ def test_form_and_place_of_the_inputs(tmp_path, monkeypatch, options, types) -> 
     assert "theta" not in text
 
 
-def test_in_memory_equals_streamed_on_large_tensors(models, files, tmp_path) -> None:
-    for k, options in enumerate(FEWER):
-        options = weighted(options, 5)
-        out = tmp_path / f"{k}.safetensors"
-        merge_checkpoints(*files, out, **options, threads=1 + k % 3, memory="40MiB")
-        merged = merge_state_dicts(*models, **options, threads=1 + k % 2)
-        assert raw(load_file(out)) == raw(merged.state_dict), options
-        report = json.loads(out.with_name(f"{k}.report.json").read_text())
-        assert {**report, "files": {}, "inputs": {}} == json.loads(merged.report.to_json()), options
-
-
 SCRIPT = """
 import json, sys
 from tunable_magmax.engines.local import merge_checkpoints
@@ -228,17 +215,6 @@ def test_numba_and_torch_kernels(monkeypatch, tasks, types) -> None:
         compare_kernels(monkeypatch, sequence(tasks, TINY, types, seed=tasks), FEWER[turn % 4 :: 4])
     else:
         compare_kernels(monkeypatch, sequence(tasks, SMALL, types, seed=tasks), CASES if types == "f32" else FEWER)
-
-
-@pytest.mark.parametrize("options", CASES[::4], ids=label)
-def test_numba_and_torch_kernels_on_large_tensors(models, files, tmp_path, monkeypatch, options) -> None:
-    options = weighted(options, 5)
-    merge_checkpoints(*files, tmp_path / "native", **options)
-    monkeypatch.setattr(local, "kernels_for", TorchKernels)
-    on_device = lambda *given: [DeviceSource(source) for source in file_sources(*given)]  # noqa: E731
-    monkeypatch.setattr(local, "file_sources", on_device)
-    merge_checkpoints(*files, tmp_path / "torch", memory="60MB", **options)
-    assert digests(tmp_path / "native") == digests(tmp_path / "torch")
 
 
 @pytest.mark.parametrize("types", ["f32", "f32+f64"])

@@ -173,6 +173,15 @@ def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     assert find_head(folder, head=other, run=Run.open(image_run.path)).source == str(other)
 
 
+def test_a_run_is_found_though_its_base_lies_elsewhere(image_run, site, tmp_path):
+    run = shutil.copytree(image_run.path, tmp_path / "run")
+    (run / "base").rename(tmp_path / "base")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "base": str(tmp_path / "base")}))
+    tmx.merge_checkpoints(tmp_path / "base", [run / "first", run / "second"], tmp_path / "merged")
+    assert evaluate(tmp_path / "merged", site, reading=CPU).accuracy.tasks == ("first", "second")
+
+
 def test_without_a_head(image_run, site, tmp_path):
     folder = merged(image_run.path, tmp_path / "site-model")
     (tmp_path / "site-model.log").unlink()

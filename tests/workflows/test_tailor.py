@@ -40,7 +40,7 @@ from tunable_magmax.workflows.tailored import (
     Tailored,
     TailorRecord,
     read_record,
-    told,
+    record_lines,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -505,7 +505,7 @@ def test_what_is_told_names_tasks_and_whose_error_it_is(kind, method):
     head = HeadRecord(kind, "it is as good", 10_000, 480, 2_000, True, 10.3, 11.4, "input", 0.1, None, 100)
     expected = {name: [1.0, 1.0, 1.0] for name in ("tailored", "base", "last")}
     record = TailorRecord({"inputs": "site"}, mixture, MergeRecord(method, 0.5, "by rule"), head, expected, "last", {})
-    lines = {title: (result, reason) for title, result, reason in told(record)}
+    lines = {title: (result, reason) for title, result, reason in record_lines(record)}
     assert [*lines] == ["mixture", "merge", "head", "expected", "simpler"]
     assert names[0] in lines["mixture"][0]
     assert "expected error of these weights 0.07" in lines["mixture"][1]

@@ -48,11 +48,11 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
 
 def _summary(made: Tailored) -> Iterator[str]:
     """Yields what was made and why, in 80 columns."""
-    from tunable_magmax.workflows.tailored import told
+    from tunable_magmax.workflows.tailored import record_lines
 
     if made.complete:
         yield f"{made.out} is complete, made from the same inputs with the same options; --overwrite makes it again"
-    for title, result, reason in told(made.record):
+    for title, result, reason in record_lines(made.record):
         yield from textwrap.wrap(f"{title:10}{result}", WIDTH, subsequent_indent=INDENT, break_on_hyphens=False)
         yield from textwrap.wrap(reason, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
     size = show_size(sum(file.stat().st_size for file in made.out.rglob("*") if file.is_file()))

@@ -119,7 +119,7 @@ def record_of(decision: Decision, run: Run, sources: SiteSources) -> TailorRecor
     """Returns the record of a decision."""
     preference, fit, choice, evidence = decision.preference, decision.head, decision.choice, decision.evidence
     facts, ends = preference.provenance, preference.intervals
-    samples, outside = facts.get("samples"), facts.get("ood_share")
+    samples, ood_share = facts.get("samples"), facts.get("ood_share")
     digest = None if decision.tensors is None else decision.tensors.digest
     # Rows of profiles were trained on, and moved: of what they judge nothing is told.
     judged = fit if fit is not None and decision.kept + decision.labelled else None
@@ -131,7 +131,7 @@ def record_of(decision: Decision, run: Run, sources: SiteSources) -> TailorRecor
         None if ends is None else {name: list(pair) for name, pair in zip(run.labels, ends, strict=True)},
         preference.expected_error,
         round(effective_tasks(preference.weights), 2),
-        float(outside) if isinstance(outside, (int, float)) else None,
+        float(ood_share) if isinstance(ood_share, (int, float)) else None,
     )
     return TailorRecord(
         sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
@@ -181,7 +181,7 @@ def _likeliest(preference: Preference, classes: Sequence[str]) -> dict[str, floa
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
-def told(record: TailorRecord) -> Iterator[tuple[str, str, str]]:
+def record_lines(record: TailorRecord) -> Iterator[tuple[str, str, str]]:
     """Yields title, result and reason of mixture, merge, head and evidence: for the terminal and the card."""
     found, merge, head = record.mixture, record.merge, record.head
     error = "" if found.expected_error is None else f"expected error of these weights {found.expected_error:.2f}; "
@@ -225,9 +225,9 @@ def _weights(found: MixtureRecord) -> str:
 
 
 def card_section(record: TailorRecord) -> str:
-    """Returns the section of the model card: what `told` says, weights, and how to use the model."""
+    """Returns the section of the model card: what `record_lines` says, weights, and how to use the model."""
     lines = ["", "## Tailored to a site", ""]
-    lines += [f"- {title}: {card_cell(result)} ({card_cell(reason)})" for title, result, reason in told(record)]
+    lines += [f"- {title}: {card_cell(result)} ({card_cell(reason)})" for title, result, reason in record_lines(record)]
     if record.likeliest:
         likely = ", ".join(f"{card_cell(name)} {share:.1%}" for name, share in record.likeliest.items())
         lines.append(f"- likeliest classes: {likely}")

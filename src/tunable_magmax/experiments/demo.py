@@ -241,13 +241,14 @@ def _measure(place: Path, made: Mapping[str, Tailored], trained: TrainedRun, siz
 def _story(site: str, model: Tailored, accuracy: Mapping[str, float]) -> SiteStory:
     record = model.record
     value, low, high = record.expected["tailored"]
+    is_base = record.merge.method == "last_task" and record.merge.scale == 0
     return SiteStory(
         site=site,
         shares=SITES[site],
         accuracy=accuracy,
         expected=(value, low, high),
         weights=record.mixture.weights,
-        merge=f"{record.merge.method}, scale {record.merge.scale}",
+        merge="the base as it is" if is_base else f"{record.merge.method}, scale {record.merge.scale}",
         seconds=model.seconds,
     )
 

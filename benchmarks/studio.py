@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.lines import compared
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio
@@ -51,23 +50,22 @@ def main(run: Path, samples: int = 300, points: int = 10) -> None:
     with tempfile.TemporaryDirectory() as folder:
         studio = Studio(Run.open(run), Path(folder) / "out", StudioOptions(samples=samples, device="cpu"))
         clock("open", studio.open_all)
-        measuring, data = studio.measuring, next(iter(studio.data.values()))
+        scores, data = studio.scores, next(iter(studio.data.values()))
         tasks, draws = len(studio.run.tasks), np.random.default_rng(0)
-        bench = measuring.bench
+        bench = scores.bench
         for _ in range(points + 1):
             asked = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()), method="tunable_magmax")
-            setting, _ = studio.setting(asked)
+            setting = studio.setting(asked)
             clock("merge", bench.models.state, setting.spec)
             clock("merge, forward", bench.features, setting.spec, data.samples)
-            if measuring.kept is not None:
-                clock("forward, kept", bench.features, setting.spec, measuring.kept)
-            clock("fit", bench.fit, setting.spec, measuring.site(setting))
-            found = clock("answers", measuring.measure, setting, data)
-            clock("compare", compared, measuring, setting, found, data, setting.preference.weights)
+            if scores.kept is not None:
+                clock("forward, kept", bench.features, setting.spec, scores.kept)
+            clock("fit", bench.fit, setting.spec, scores.facts(setting))
+            clock("answers, lines", scores.point, setting, data, setting.preference.weights)
             other = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()), method="tunable_magmax")
             clock("whole point", studio.measure_now, other)
         studio.close()
-    kept = 0 if measuring.kept is None else len(measuring.kept)
+    kept = 0 if scores.kept is None else len(scores.kept)
     print(f"{tasks} tasks, {bench.models.elements:,} elements, {len(data)} samples; heads fitted to {kept} kept ones")
     for name, spent in clock.seconds.items():
         clock.seconds[name] = spent[1:] or spent  # the first one also compiles

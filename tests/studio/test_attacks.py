@@ -95,8 +95,7 @@ def test_names_of_uploaded_files_are_no_paths(page, png, name):
     upload = page.upload({name: png})
     stored = {path for path in page.studio.out.parent.rglob("*") if path.is_file()} - before
     assert {path.relative_to(page.studio.out).as_posix() for path in stored} == {f"samples/{upload}/000000.png"}
-    folder, labelled = page.studio.uploads.get(upload).arrange({"red", "..", "."})
-    assert (folder, labelled) == (page.studio.out / "samples" / upload, False)
+    assert page.studio.uploads.get(upload).arrange({"red", "..", "."}) == page.studio.out / "samples" / upload
     page.ask("DELETE", f"/api/uploads/{upload}")
 
 
@@ -183,9 +182,9 @@ def test_what_is_not_an_object_is_refused(page, body):
     assert page.client.post("/api/measure", content=body).status_code == 400
 
 
-def test_a_thousand_requests(page):
+def test_many_requests_at_once(page):
     began = time.monotonic()
-    codes = [page.client.post("/api/measure", json={"weights": [1, k]}).status_code for k in range(1000)]
+    codes = [page.client.post("/api/measure", json={"weights": [1, k]}).status_code for k in range(100)]
     last = page.post("/api/measure", {"weights": [7, 3]}, 202)["request"]
     assert set(codes) == {202}
     page.wait("measured", request=last)

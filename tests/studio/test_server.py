@@ -19,7 +19,6 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio
-from tunable_magmax.studio.state import state_of
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailored import read_record
@@ -43,10 +42,10 @@ def test_the_state_names_tasks_data_and_presets(page):
 
 def test_another_prior_or_mix_costs_no_forward_pass(page):
     point = page.measure(weights=[3, 1], scale=1.0)
-    before = page.studio.measuring.bench.embedded
+    before = page.studio.scores.bench.embedded
     plain = page.measure(weights=[3, 1], scale=1.0, prior=False)
     other = page.measure(weights=[3, 1], scale=1.0, mix=[1, 3])
-    assert page.studio.measuring.bench.embedded == before
+    assert page.studio.scores.bench.embedded == before
     assert plain["id"] != point["id"] == other["id"]
 
 
@@ -84,13 +83,15 @@ def own_run(image_run, tmp_path):
 def test_without_data_points_are_measured_on_kept_samples_by_cross_validation(own_run, tmp_path):
     studio = Studio(own_run, tmp_path / "out", StudioOptions(device="cpu"))
     studio.open_all()
-    [data] = state_of(studio)["data"]
+    [data] = studio.state()["data"]
     assert (data["id"], data["samples"], data["of"], data["tasks"]) == ("kept", 24, 24, [12, 12])
     asked = PointRequest((3.0, 1.0), 0.5)
     point = studio.measure_now(asked)
-    fit = studio.measuring.bench.fit(studio.setting(asked)[0].spec, studio.measuring.site(studio.setting(asked)[0]))
+    setting = studio.setting(asked)
+    fit = studio.scores.bench.fit(setting.spec, studio.scores.facts(setting))
     assert point["overall"]["right"] == int(fit.right.sum())
-    assert [line["name"] for line in point["lines"]] == ["base", "last", "best", "magmax"]
+    names = [line["name"] for line in point["lines"] if line["name"] != "old"]
+    assert names == ["base", "last", "best", "magmax"]
     studio.close()
 
 
@@ -122,7 +123,7 @@ def test_the_latest_request_wins(page):
         go_on.wait(30)
         return {}
 
-    first = page.studio.desk.request(slow)
+    first = page.studio.worker.request(slow)
     began.wait(30)
     numbers = [page.post("/api/measure", {"weights": [1, k]}, 202)["request"] for k in range(20)]
     go_on.set()
@@ -160,7 +161,7 @@ def test_a_merge_that_fails_says_so(page, monkeypatch):
     def fail(*_):
         raise RuntimeError("the memory is gone")
 
-    monkeypatch.setattr(type(page.studio.measuring.bench.models), "state", fail)
+    monkeypatch.setattr(type(page.studio.scores.bench.models), "state", fail)
     failed = page.wait("failed", request=page.post("/api/measure", {"weights": [1, 7]}, 202)["request"])
     assert failed["error"]["message"] == "the memory is gone"
     monkeypatch.undo()
@@ -293,10 +294,11 @@ def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path,
     studio.open_all()
     asked = PointRequest((3.0, 1.0), 0.5)
     point = studio.measure_now(asked)
-    studio.writer.write("mine", *studio.setting(asked))
+    studio.writer.write("mine", studio.setting(asked))
     studio.writer._thread.join()
     assert [model.state for model in studio.writer.models()] == ["done"]
     made = evaluate(tmp_path / "out/mine", test, run=tmp_path, reading=Reading(device="cpu"))
     assert point["overall"]["right"] == made.accuracy.overall.right
-    assert len(point["lines"]) == 4
+    assert point["head"] == ("fitted" if kept else "old")
+    assert ("old" in [line["name"] for line in point["lines"]]) is kept
     studio.close()

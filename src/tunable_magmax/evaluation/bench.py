@@ -93,6 +93,11 @@ class SiteFacts:
         names = tuple(None if part is None else part.name for part in parts)
         return (self.weights, self.shares.tobytes(), names, self.moved)
 
+    @property
+    def without_rows(self) -> SiteFacts:
+        """The same site with nothing to fit to: models keep their old heads, with the site's class shares."""
+        return SiteFacts(self.weights, self.shares, moved=False)
+
 
 class Bench:
     """The models of a run in memory. A context manager; may be used by several threads.

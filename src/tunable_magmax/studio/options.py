@@ -22,8 +22,6 @@ class StudioOptions:
     """Labelled samples of the site to measure on. The run's test data are used as well, where they are found."""
     inputs: Path | None = None
     """Samples of the site to begin with, without labels."""
-    labels: Path | None = None
-    """A file of labels of the site to begin with."""
     labelled: Path | None = None
     """Samples of the site with labels to begin with."""
     preference: Path | None = None
@@ -44,6 +42,11 @@ class StudioOptions:
             raise InputError("--inputs and --labelled are both samples of the site: give one of them")
         if self.samples < 1:
             raise InputError(f"--samples is {self.samples}, expected at least 1")
+
+    @property
+    def samples_given(self) -> Path | None:
+        """The samples of the site to begin with."""
+        return self.labelled or self.inputs
 
     def folder(self, run: Path) -> Path:
         """Returns the folder that the studio of a run writes into."""

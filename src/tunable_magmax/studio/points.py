@@ -1,20 +1,20 @@
-"""Points of the page: what a request says, the model that it means, and the commands that make it."""
+"""Points of the page: what a request says, the model that it means, and the command that makes it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tunable_magmax.config import STRICT, check
+from tunable_magmax.config import STRICT
 from tunable_magmax.errors import InputError, closest, shortened
 from tunable_magmax.evaluation.choosing import default_method, default_scale
+from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.measuring import Setting
 from tunable_magmax.workflows.prefer import completed
 
 MOST_SCALE = 100.0
@@ -33,13 +33,13 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the page shows of it."""
-        found, estimated = self.preference, self.file is not None
+        found = self.preference
         return {
             "id": self.id,
             "title": self.title,
-            "weights": list(found.weights),
-            "intervals": None if found.intervals is None else [list(pair) for pair in found.intervals],
-            "expected_error": found.expected_error if estimated else None,
+            "weights": found.weights,
+            "intervals": found.intervals,
+            "expected_error": None if self.file is None else found.expected_error,
             "samples": found.provenance.get("samples"),
             "method": found.method,
             "scale": found.scale,
@@ -58,22 +58,60 @@ def usual_presets(run: Run) -> list[Preset]:
 
 @dataclass(frozen=True)
 class PointRequest:
-    """What the page asks about."""
+    """What the page asks about. Without a method, a point has the one that its weights ask for."""
 
     __pydantic_config__ = STRICT
     weights: tuple[float, ...] | None = None
     scale: float | Literal["matched"] | None = None
     prior: bool = True
     method: str | None = None
-    """By default, that which the weights ask for."""
     preset: str | None = None
     data: str | None = None
     mix: tuple[float, ...] | None = None
 
-    @classmethod
-    def read(cls, content: Any) -> PointRequest:
-        """Reads a request; all its problems are in one `InputError`."""
-        return check(cls, content, "the point")
+
+@dataclass(frozen=True)
+class Setting:
+    """A merge for a mixture. `informed`: whether its head expects the mixture's classes, else all alike.
+
+    `preset`: the one whose weights these are.
+    """
+
+    preference: Preference
+    scale: float | str | None = "matched"
+    method: str = "tunable_magmax"
+    informed: bool = True
+    preset: Preset | None = None
+
+    @property
+    def spec(self) -> MergeSpec:
+        """The merge."""
+        return MergeSpec(self.method, self.scale, self.preference.weights)
+
+    @property
+    def prior(self) -> bool:
+        """Whether the head expects the mixture's classes."""
+        return self.informed and self.preference.prior is not None
+
+    @property
+    def site(self) -> Preference:
+        """The preference, with class shares only if the head gets them."""
+        return self.preference if self.informed else replace(self.preference, prior=None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that the preference is in."""
+        return None if self.preset is None else self.preset.file
+
+    def command(self, run: Path, out: Path, seed: int) -> str:
+        """Returns the command that makes the model, with the same merged bytes. Weights read back exactly."""
+        scale = self.scale if isinstance(self.scale, str) else f"{self.scale!r}"
+        how = ["--method", self.method, "--scale", scale]
+        if "seed" in METHODS[self.method].reads:
+            how += ["--seed", str(seed)]
+        numbers = ",".join(f"{weight!r}" for weight in self.preference.weights)
+        known = ["--weights", numbers] if self.file is None else ["--preference", str(self.file)]
+        return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])
 
 
 def usual_method(weights: Sequence[float], no_tsv: str | None) -> str:
@@ -81,59 +119,38 @@ def usual_method(weights: Sequence[float], no_tsv: str | None) -> str:
     return "tunable_magmax" if no_tsv is not None else default_method(weights)
 
 
-def setting_of(
-    request: PointRequest, run: Run, presets: Mapping[str, Preset], no_tsv: str | None = None
-) -> tuple[Setting, Preset | None]:
-    """Returns the model that a request means, and the preset whose weights it still has."""
+def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset], no_tsv: str | None = None) -> Setting:
+    """Returns the model that a request means."""
     if request.method is not None and request.method not in OFFERED:
         hint = closest(request.method, OFFERED)
         raise InputError(f"unknown method {shortened(request.method)!r}{hint}; known: {', '.join(OFFERED)}")
-    preset = None
-    if request.preset is not None:
-        if request.preset not in presets:
-            raise InputError(f"there is no preset {shortened(request.preset)!r}: get the state again")
-        preset = presets[request.preset]
+    if request.preset is not None and request.preset not in presets:
+        raise InputError(f"there is no preset {shortened(request.preset)!r}: get the state again")
+    preset = None if request.preset is None else presets[request.preset]
+    if request.mix is not None:
+        _checked(request.mix, run, "numbers in the mix")
     if request.weights is not None:
-        _require_tasks(request.weights, run, "weights")
-        chosen = Preference.from_weights(request.weights)
-        if preset is not None and not _equal(chosen.weights, preset.preference.weights):
-            raise InputError(f"these are not the weights of the preset {preset.id!r}: leave one of them out")
+        chosen = _checked(request.weights, run, "weights")
+        if preset is not None:
+            pairs = zip(chosen.weights, preset.preference.weights, strict=True)
+            if any(abs(one - other) > 1e-9 for one, other in pairs):
+                raise InputError(f"these are not the weights of the preset {preset.id!r}: leave one of them out")
     elif preset is None:
         raise InputError("which weights? Give one number for each task, or a preset")
-    if request.mix is not None:
-        _require_tasks(request.mix, run, "numbers in the mix")
-        Preference.from_weights(request.mix)
-    base = chosen if preset is None else preset.preference
-    preference = completed(base, run)
+    preference = completed(chosen if preset is None else preset.preference, run)
     informed = request.prior and preference.prior is not None
-    asked: float | str | None = preference.scale if request.scale is None else request.scale
     method = request.method or usual_method(preference.weights, no_tsv)
-    scale = default_scale(method, informed) if asked is None else asked
+    scale: float | str | None = preference.scale if request.scale is None else request.scale
+    scale = default_scale(method, informed) if scale is None else scale
     if not isinstance(scale, str) and not 0 <= scale <= MOST_SCALE:
         raise InputError(f"the scale is {scale:g}: give a number from 0 to {MOST_SCALE:g}, or matched")
-    exact = scale if isinstance(scale, str) else float(scale)
-    return Setting(preference, exact, method, request.prior), preset
+    return Setting(preference, scale if isinstance(scale, str) else float(scale), method, request.prior, preset)
 
 
-def _require_tasks(numbers: Sequence[float], run: Run, what: str) -> None:
+def _checked(numbers: Sequence[float], run: Run, what: str) -> Preference:
     if len(numbers) != len(run.tasks):
         raise InputError(
             f"{len(numbers)} {what} for {len(run.tasks)} tasks: give one for each task, in training order, 0 for tasks "
             "that do not matter"
         )
-
-
-def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(abs(a - b) <= 1e-9 for a, b in zip(one, other, strict=True))
-
-
-def tailor_command(setting: Setting, preset: Preset | None, run: Path, out: Path, seed: int) -> str:
-    """Returns the command that makes the model of a point, with the same merged bytes. Weights read back exactly."""
-    scale = setting.scale if isinstance(setting.scale, str) else f"{setting.scale!r}"
-    how = ["--method", setting.method, "--scale", scale]
-    if "seed" in METHODS[setting.method].reads:
-        how += ["--seed", str(seed)]
-    numbers = ",".join(f"{weight!r}" for weight in setting.preference.weights)
-    by_file = preset is not None and preset.file is not None
-    known = ["--preference", str(preset.file)] if preset is not None and by_file else ["--weights", numbers]
-    return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])
+    return Preference.from_weights(numbers)

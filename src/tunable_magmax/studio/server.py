@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 import socket
 import webbrowser
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.config import check
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
-from tunable_magmax.studio.points import PointRequest
+from tunable_magmax.studio.points import PointRequest, Setting
 from tunable_magmax.studio.session import Studio
-from tunable_magmax.studio.state import state_of
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -33,9 +33,7 @@ def make_app(studio: Studio, port: int, token: str) -> App:
     except ImportError:
         raise InputError(MISSING) from None
 
-    def answers(
-        work: Callable[[dict[str, Any], Request], Any], status: int = 200
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def answers(work: Callable[[dict[str, Any], Request], Any], status: int = 200) -> Callable[..., Any]:
         """Makes an endpoint: `work` gets the request's JSON in a thread, and returns the answer's."""
 
         async def endpoint(request: Request) -> Response:
@@ -44,22 +42,22 @@ def make_app(studio: Studio, port: int, token: str) -> App:
 
         return endpoint
 
-    def point(content: dict[str, Any]) -> PointRequest:
-        return PointRequest.read(content.get("point", {}))
+    def point(content: Any) -> PointRequest:
+        return check(PointRequest, content, "the point")
+
+    def named(content: dict[str, Any]) -> tuple[Any, Setting]:
+        """Returns the name and the setting that a model or preference is to be saved as."""
+        asked(content, "name", "point")
+        return content.get("name"), studio.setting(point(content.get("point", {})))
 
     def asked(content: dict[str, Any], *keys: str) -> None:
         """Refuses keys that a request does not have."""
         if strange := sorted(set(content) - set(keys)):
             raise InputError(f"unknown key {strange[0]!r}; known: {', '.join(keys)}")
 
-    async def page(request: Request) -> Response:
-        return static_file("index.html")
-
     async def static(request: Request) -> Response:
-        return static_file(request.path_params["name"])
-
-    def static_file(name: str) -> Response:
         # Only names that the folder lists: what is asked for is compared with them and opened nowhere.
+        name = request.path_params.get("name", "index.html")
         file = next((file for file in STATIC.iterdir() if file.name == name and file.suffix in KINDS), None)
         if file is None:
             raise HTTPException(404)
@@ -69,11 +67,14 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         return StreamingResponse(studio.events.listen(), media_type="text/event-stream")
 
     def measure(content: dict[str, Any], request: Request) -> Any:
-        return {"request": studio.measure(PointRequest.read(content))}
+        return {"request": studio.measure(point(content))}
 
     def command(content: dict[str, Any], request: Request) -> Any:
         name = content.pop("name", "site-model")
-        return {"tailor": studio.command(PointRequest.read(content), name)}
+        return {"tailor": studio.command(point(content), name)}
+
+    def begin_upload(content: dict[str, Any], request: Request) -> Any:
+        return {"upload": studio.uploads.begin().name}
 
     async def add_file(request: Request) -> Response:
         upload, name = studio.uploads.get(request.path_params["upload"]), request.query_params.get("name", "")
@@ -99,12 +100,10 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         return studio.samples(start, count, query.get("show", "all"))
 
     def save_preference(content: dict[str, Any], request: Request) -> Any:
-        asked(content, "name", "point")
-        return studio.writer.save_preference(content.get("name"), studio.setting(point(content))[0])
+        return studio.writer.save_preference(*named(content))
 
     def write_model(content: dict[str, Any], request: Request) -> Any:
-        asked(content, "name", "point")
-        return {"name": studio.writer.write(content.get("name"), *studio.setting(point(content)))}
+        return {"name": studio.writer.write(*named(content))}
 
     def cancel_model(content: dict[str, Any], request: Request) -> Any:
         studio.writer.cancel(request.path_params["name"])
@@ -122,26 +121,23 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         text = words.get(error.status_code, error.detail)
         return JSONResponse(error_body(Refused(error.status_code, text)), error.status_code)
 
+    get, post, delete = (dict[str, Any](methods=[method]) for method in ("GET", "POST", "DELETE"))
     routes = [
-        Route("/", page),
-        Route("/static/{name}", static),
-        Route("/api/state", answers(lambda content, request: state_of(studio))),
-        Route("/api/events", events),
-        Route("/api/measure", answers(measure, 202), methods=["POST"]),
-        Route("/api/points", answers(lambda content, request: {"points": studio.points()})),
-        Route("/api/command", answers(command), methods=["POST"]),
-        Route(
-            "/api/uploads",
-            answers(lambda content, request: {"upload": studio.uploads.begin().name}, 201),
-            methods=["POST"],
-        ),
-        Route("/api/uploads/{upload}/files", add_file, methods=["POST"]),
-        Route("/api/uploads/{upload}/estimate", answers(estimate, 202), methods=["POST"]),
-        Route("/api/uploads/{upload}", answers(remove_upload), methods=["DELETE"]),
-        Route("/api/samples", answers(samples)),
-        Route("/api/preferences", answers(save_preference), methods=["POST"]),
-        Route("/api/models", answers(write_model, 202), methods=["POST"]),
-        Route("/api/models/{name}", answers(cancel_model), methods=["DELETE"]),
+        Route("/", static, **get),
+        Route("/static/{name}", static, **get),
+        Route("/api/state", answers(lambda content, request: studio.state()), **get),
+        Route("/api/events", events, **get),
+        Route("/api/measure", answers(measure, 202), **post),
+        Route("/api/points", answers(lambda content, request: {"points": studio.points()}), **get),
+        Route("/api/command", answers(command), **post),
+        Route("/api/uploads", answers(begin_upload, 201), **post),
+        Route("/api/uploads/{upload}/files", add_file, **post),
+        Route("/api/uploads/{upload}/estimate", answers(estimate, 202), **post),
+        Route("/api/uploads/{upload}", answers(remove_upload), **delete),
+        Route("/api/samples", answers(samples), **get),
+        Route("/api/preferences", answers(save_preference), **post),
+        Route("/api/models", answers(write_model, 202), **post),
+        Route("/api/models/{name}", answers(cancel_model), **delete),
     ]
     handlers: dict[Any, Any] = {TmxError: failed, HTTPException: no_such, Exception: failed}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)

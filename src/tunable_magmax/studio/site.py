@@ -5,20 +5,22 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, collected_warnings, shortened, some_of
 from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress
+from tunable_magmax.preference.base_features import farthest
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.assignment import SETTLED, USUAL_OUTSIDE, Assigned, assign, samples_needed
 from tunable_magmax.studio.guard import Refused
-from tunable_magmax.studio.measuring import DataSet, Measuring, Setting
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import find_preference
@@ -27,156 +29,184 @@ from tunable_magmax.workflows.site import Site, SiteSources
 THUMBNAIL = 96
 LONGEST_TEXT = 300
 MOST_SHOWN = 200
-NAMES = {"labels": "from labels", "inputs": "from inputs"}
+USUAL_OUTSIDE = 0.05
+"""The share of a task's own samples that are farther away than its limit."""
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A sample: the task that it is most like, how sure that is, and whether it is far from all of them.
+
+    `copy_of`: the position of an equal sample before it.
+    """
+
+    task: int
+    share: float
+    outside: bool
+    copy_of: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class SiteSamples:
-    """Samples of a site. `place`: their folder or table. `labelled`: whether models are measured on their labels.
+    """Samples of a site with their estimates. `place`: their folder or table; `chosen`: the preset to begin with.
 
-    `truth`: the class of the head that a sample's label is, by position, where it is one.
+    `known`: the class of the head that a sample's label is, by position; `unknown`: labels that are none. `used`:
+    samples that the estimate is from, `copies` and `unreadable` ones; `upload`: the upload that they are.
     """
 
     place: Path
     samples: Samples
-    labelled: bool
-    truth: dict[int, str]
-    presets: dict[str, Preset]
+    known: Mapping[int, str]
+    unknown: int
+    presets: Mapping[str, Preset]
     chosen: str
-    assigned: dict[int, Assigned]
-    facts: dict[str, Any] = field(default_factory=dict)
+    assigned: Mapping[int, Assigned]
+    used: int
+    copies: int
+    unreadable: int
+    warnings: tuple[str, ...]
     upload: str | None = None
 
-    def labels(self, position: int) -> str | None:
+    @property
+    def labelled(self) -> bool:
+        """Whether models are measured on their labels."""
+        return mostly_known(len(self.known), len(self.samples))
+
+    def label(self, position: int) -> str | None:
         """Returns the label of a sample, as a class of the head if it is one."""
-        if position in self.truth:
-            return self.truth[position]
         labels = self.samples.labels
-        return None if labels is None else self.samples.classes[labels[position]]
+        return self.known.get(position) or (None if labels is None else self.samples.classes[labels[position]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the trust facts: how many samples, how sure, and what would settle it."""
-        return {"upload": self.upload, "kind": self.samples.kind, **self.facts}
+        """Returns how far to trust them, for the page. `tasks`: how many samples are like each task, by its number."""
+        some = self.assigned.values()
+        return {
+            "upload": self.upload,
+            "kind": self.samples.kind,
+            "samples": len(self.samples),
+            "distinct": self.used - self.copies,
+            "copies": self.copies,
+            "unreadable": self.unreadable,
+            "labelled": len(self.known),
+            "unknown_labels": self.unknown,
+            "preset": self.chosen,
+            "tasks": Counter(item.task for item in some),
+            "outside": sum(item.outside for item in some) / len(some) if some else None,
+            "usual_outside": USUAL_OUTSIDE,
+            "expected_error": self.presets[self.chosen].preference.expected_error,
+            "warnings": self.warnings,
+        }
 
 
 def estimate_site(
-    measuring: Measuring, place: Path, use_labels: bool, out: Path, progress: Progress | None = None, device: Any = None
+    run: Run,
+    classes: tuple[str, ...],
+    place: Path,
+    use_labels: bool,
+    out: Path,
+    progress: Progress | None = None,
+    device: str | None = None,
 ) -> SiteSamples:
     """Estimates weights from samples: from inputs, and from labels where there are any; saves both as preferences.
 
-    `use_labels`: whether those from labels are the ones to begin with.
+    `use_labels`: whether those from labels are the ones to begin with. `classes`: those of the head.
     """
-    run = measuring.run
     samples = open_samples(place)
-    known, unknown = known_labels(samples, measuring.head.classes) if samples.labels is not None else ({}, [])
+    known, unknown = known_labels(samples, classes) if samples.labels is not None else ({}, [])
     labelled = mostly_known(len(known), len(samples))
     sources = {"inputs": SiteSources(inputs=place), **({"labels": SiteSources(labelled=place)} if labelled else {})}
-    reading = Reading(device=device)
-    targets = {name: Site(run, source, reading, 0, progress) for name, source in sources.items()}
-    presets, warnings, problems = dict[str, Preset](), dict[str, None](), dict[str, InputError]()
-    for name, target in targets.items():
-        try:
-            with collected_warnings() as texts:
-                found = find_preference(target)
-        except InputError as error:
-            problems[name] = error
-            continue
-        file = out / f"site-{name}.json"
-        found.save(file)
-        presets[name] = Preset(name, NAMES[name], found, file)
-        told = ("labels in place", "belong to no task") if unknown else ("labels in place",)  # the latter is told below
-        warnings |= dict.fromkeys(text for text in texts() if not any(part in text for part in told))
+    sites = {name: Site(run, source, Reading(device=device), 0, progress) for name, source in sources.items()}
+    presets, problems = dict[str, Preset](), dict[str, InputError]()
+    with collected_warnings() as texts:
+        for name, site in sites.items():
+            try:
+                found = find_preference(site)
+            except InputError as error:
+                problems[name] = error
+                continue
+            file = out / f"site-{name}.json"
+            found.save(file)
+            presets[name] = Preset(name, f"from {name}", found, file)
     if not presets:
         raise next(iter(problems.values()))
-    chosen = "labels" if use_labels and "labels" in presets else next(iter(presets))
-    preference, target = presets[chosen].preference, targets["inputs"]
-    assigned = assign(target, preference)
+    # Labels are used where they are, and those of no task are told below.
+    told = ("labels in place", "belong to no task") if unknown else ("labels in place",)
+    warnings = [text for text in dict.fromkeys(texts()) if not any(part in text for part in told)]
     if unknown:
         use = "these samples are left out of accuracies" if labelled else "no labels are used"
         names = some_of(dict.fromkeys(unknown), show=lambda name: repr(shortened(name)))
-        warnings[f"{len(unknown)} of {len(samples)} labels are no class of the run, so {use}: {names}"] = None
-    tasks = Counter(item.task for item in assigned.values())
-    used, copies = len(target.rows) or len(samples), target.facts.get("copies", 0)
-    facts = {
-        "samples": len(samples),
-        "used": used,
-        "distinct": used - copies,
-        "copies": copies,
-        "unreadable": target.facts.get("unreadable", 0),
-        "labelled": len(known),
-        "unknown_labels": len(unknown),
-        "preset": chosen,
-        "tasks": [tasks[t] for t in range(len(run.tasks))] if assigned else None,
-        "outside": sum(item.outside for item in assigned.values()) / len(assigned) if assigned else None,
-        "usual_outside": USUAL_OUTSIDE,
-        "expected_error": preference.expected_error,
-        "needed": samples_needed(preference),
-        "settled": SETTLED,
-        "warnings": list(warnings),
-    }
-    truth = {position: measuring.head.classes[index] for position, index in known.items()}
-    return SiteSamples(place, samples, labelled, truth, presets, chosen, assigned, facts)
+        warnings.append(f"{len(unknown)} of {len(samples)} labels are no class of the run, so {use}: {names}")
+    chosen, site = "labels" if use_labels and "labels" in presets else next(iter(presets)), sites["inputs"]
+    return SiteSamples(
+        place=place,
+        samples=samples,
+        known={position: classes[index] for position, index in known.items()},
+        unknown=len(unknown),
+        presets=presets,
+        chosen=chosen,
+        assigned=assign(site, presets[chosen].preference),
+        used=len(site.rows) or len(samples),
+        copies=site.facts.get("copies", 0),
+        unreadable=site.facts.get("unreadable", 0),
+        warnings=tuple(warnings),
+    )
 
 
-def preset_from_labels(run: Run, file: Path, out: Path) -> tuple[Preset, list[str]]:
-    """Estimates weights from a file of labels alone."""
-    with collected_warnings() as texts:
-        found = find_preference(Site(run, SiteSources(labels=file)))
-    saved = out / "site-labels.json"
-    found.save(saved)
-    return Preset("labels", NAMES["labels"], found, saved), texts()
+def assign(site: Site, preference: Preference) -> dict[int, Assigned]:
+    """Returns what a probe on the base's embeddings says of each readable input, by its position.
+
+    Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
+    """
+    if not all(profile is not None and profile.base for profile in site.run.profiles):
+        return {}
+    features, fitted = np.asarray(site.base_features), site.probe
+    weights = np.asarray(preference.weights)
+    shares = fitted.likelihoods(fitted.probe.posterior(features)) * weights
+    shares /= shares.sum(axis=1, keepdims=True)
+    far = fitted.probe.distances(features) > farthest(fitted, weights)
+    first: dict[int, int] = {}
+    assigned = {}
+    for position, row in sorted(site.rows.items()):
+        before = first.setdefault(row, position)
+        task = int(shares[row].argmax())
+        copied = None if before == position else before
+        assigned[position] = Assigned(task, float(shares[row, task]), bool(far[row]), copied)
+    return assigned
 
 
 # -- what the page shows of each --------------------------------------------------------------------------------------
 
 
 def listed(
-    site: SiteSamples,
-    start: int,
-    count: int,
-    show: str,
-    predict: Callable[[], tuple[Sequence[int], list[str], list[str]] | None],
-    tasks: int,
+    site: SiteSamples, start: int, count: int, show: str, predicted: Mapping[int, tuple[str, str]], tasks: int
 ) -> dict[str, Any]:
     """Returns some samples for the page, with small pictures or the beginning of their texts.
 
-    `predict` returns, where there are labels: positions, and what the present model and the base predict for them.
+    `predicted`: what the present model and the base predict, by position.
     """
     if count < 1 or start < 0:
         raise Refused(400, "start must be at least 0, and count at least 1")
-    answers = predict() if site.labelled else None
-    predicted = {} if answers is None else {p: pair for p, *pair in zip(*answers, strict=True)}
     wanted = [position for position in range(len(site.samples)) if _shows(site, position, show, predicted, tasks)]
     page = wanted[start : start + min(count, MOST_SHOWN)]
     rows = []
     for position, value in zip(page, site.samples.load(page), strict=True):
-        own, both = site.assigned.get(position), predicted.get(position, [None, None])
-        rows.append(
-            {
-                "id": position,
-                "task": None if own is None else own.task,
-                "share": None if own is None else round(own.share, 4),
-                "outside": None if own is None else own.outside,
-                "copy_of": None if own is None else own.copy_of,
-                "label": site.labels(position),
-                "picture": thumbnail(value),
-                "text": value[:LONGEST_TEXT] if isinstance(value, str) else None,
-                "predicted": both[0],
-                "base": both[1],
-            }
-        )
+        own, (model, base) = site.assigned.get(position), predicted.get(position, (None, None))
+        row = {"task": None, "share": None, "outside": None, "copy_of": None} if own is None else vars(own)
+        text = value[:LONGEST_TEXT] if isinstance(value, str) else None
+        row = {**row, "id": position, "label": site.label(position), "picture": thumbnail(value), "text": text}
+        rows.append({**row, "predicted": model, "base": base})
     return {"total": len(site.samples), "start": start, "shown": len(wanted), "samples": rows}
 
 
-def _shows(site: SiteSamples, position: int, show: str, predicted: dict[int, list[str]], tasks: int) -> bool:
+def _shows(site: SiteSamples, position: int, show: str, predicted: Mapping[int, tuple[str, str]], tasks: int) -> bool:
     own = site.assigned.get(position)
     if show == "all":
         return True
     if show == "outside":
         return own is not None and own.outside
     if show == "worse":
-        both, label = predicted.get(position), site.labels(position)
-        return both is not None and both[0] != label and both[1] == label
+        model, base = predicted.get(position, (None, None))
+        return base == site.label(position) is not None and model != base
     kind, _, number = show.partition("-")
     if kind != "task" or not number.isdecimal() or int(number) >= tasks:
         raise InputError(f"show is {shortened(show)!r}, expected all, outside, worse or task-0 to task-{tasks - 1}")
@@ -192,11 +222,3 @@ def thumbnail(value: Any) -> str | None:
     content = io.BytesIO()
     small.save(content, "PNG")
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
-def site_predictions(
-    measuring: Measuring, setting: Setting, data: DataSet
-) -> tuple[Sequence[int], list[str], list[str]]:
-    """Returns positions, what a model predicts for the samples there, and what the base does, each with its head."""
-    model, base = measuring.predictions(setting, data)
-    return data.positions, model, base

@@ -73,15 +73,15 @@ class Upload:
         """Whether it is a table of texts."""
         return bool(self.files) and self.files[0][0].suffix in TABLE_SUFFIXES
 
-    def arrange(self, classes: Collection[str]) -> tuple[Path, bool]:
-        """Returns where the samples are, and whether they are in folders of their labels, most of them classes."""
+    def arrange(self, classes: Collection[str]) -> Path:
+        """Returns where the samples are: pictures in folders of their labels, if most of these are classes."""
         if not self.files:
             raise InputError("there are no samples yet: choose pictures or a table first")
         if self.table:
-            return self.files[0][0], False
+            return self.files[0][0]
         labels = [label if _names_folder(label) else NO_LABEL for _, label in self.files]
         if not mostly_known(sum(label in classes for label in labels), len(labels)):
-            return self.folder, False
+            return self.folder
         moved: list[tuple[Path, str | None]] = []
         for (path, _), label in zip(self.files, labels, strict=True):
             home = self.folder / label / path.name
@@ -90,7 +90,7 @@ class Upload:
                 path.rename(home)
             moved.append((home, label))
         self.files = moved
-        return self.folder, True
+        return self.folder
 
 
 def _names_folder(label: str | None) -> TypeGuard[str]:

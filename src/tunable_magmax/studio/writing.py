@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -13,12 +12,10 @@ from typing import Any
 
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.errors import InputError, shortened
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.desk import Events, Stopped
 from tunable_magmax.studio.guard import Refused, error_body
-from tunable_magmax.studio.measuring import Setting
-from tunable_magmax.studio.points import Preset
+from tunable_magmax.studio.points import Setting
+from tunable_magmax.studio.worker import Events, Stopped
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import read_record
@@ -53,21 +50,9 @@ class Model:
     """Of a model that is done, the accuracy to expect with its interval: tailored, base, last."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it for the page."""
-        files = model_files(self.path) if self.state == "done" else []
-        return {
-            **vars(self),
-            "path": str(self.path),
-            "warnings": list(self.warnings),
-            "expected": {name: list(values) for name, values in self.expected.items()},
-            "files": [file.relative_to(self.path).as_posix() for file in files],
-            "bytes": sum(file.stat().st_size for file in files) if files else None,
-        }
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Returns the plain files of a model, sorted; nothing that leads out of its folder."""
-    return sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+        """Returns it for the page, with the bytes of its files."""
+        size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
+        return {**vars(self), "path": str(self.path), "bytes": size if self.state == "done" else None}
 
 
 @dataclass
@@ -98,7 +83,7 @@ class Writer:
                     found[folder.name] = _written(folder)
         return list(found.values())
 
-    def write(self, asked: Any, setting: Setting, preset: Preset | None) -> str:
+    def write(self, asked: Any, setting: Setting) -> str:
         """Begins to write the model of a point as OUT/name; returns the name."""
         name = checked_name(asked, RESERVED)
         with self._lock:
@@ -108,7 +93,7 @@ class Writer:
                 raise Refused(409, f"there is a {name!r} already in {self.out}: choose another name")
             self._cancelled.clear()
             self._models[name] = Model(name, self.out / name, "writing")
-            self._thread = threading.Thread(target=self._write, args=(name, setting, preset), name="writer")
+            self._thread = threading.Thread(target=self._write, args=(name, setting), name="writer")
         self._thread.start()
         return name
 
@@ -126,19 +111,19 @@ class Writer:
         if thread is not None and thread.is_alive():
             thread.join(timeout=60)
 
-    def _write(self, name: str, setting: Setting, preset: Preset | None) -> None:
-        told = 0.0
+    def _write(self, name: str, setting: Setting) -> None:
+        last = 0.0
 
         def progress(phase: str, done: int, total: int) -> None:
-            nonlocal told
+            nonlocal last
             if self._cancelled.is_set():
                 raise Stopped("the writing was cancelled")
             now = time.monotonic()
-            if now - told > 0.1 or done == total:
-                told = now
-                self._tell(replace(self._models[name], phase=phase, done=done, total=total))
+            if now - last > 0.1 or done == total:
+                last = now
+                self._publish(replace(self._models[name], phase=phase, done=done, total=total))
 
-        out, by_file = self.out / name, preset is not None and preset.file is not None
+        out, by_file = self.out / name, setting.file is not None
         # As the shown command does it: by the file of a preset, or by weights.
         scale: Any = setting.scale
         options = TailorOptions(
@@ -153,13 +138,13 @@ class Writer:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
             made = tailor(self.run, options, progress)
-            self._tell(replace(_written(out), warnings=made.warnings))
+            self._publish(replace(_written(out), warnings=made.warnings))
         except Stopped:
-            self._tell(Model(name, out, "cancelled"))
+            self._publish(Model(name, out, "cancelled"))
         except Exception as error:
-            self._tell(Model(name, out, "failed", error=error_body(error)["error"]))
+            self._publish(Model(name, out, "failed", error=error_body(error)["error"]))
 
-    def _tell(self, model: Model) -> None:
+    def _publish(self, model: Model) -> None:
         self._models[model.name] = model
         self.events.publish("model", model.to_dict())
 
@@ -170,9 +155,8 @@ class Writer:
         if file.is_dir():
             raise Refused(409, f"{file} is a folder: choose another name")
         scale = setting.scale if isinstance(setting.scale, float) and setting.scale > 0 else None
-        preference = replace(setting.site, scale=scale)
-        preference.save(file)
-        return {"file": file.name, "path": str(file), "preference": _content(preference)}
+        replace(setting.site, scale=scale).save(file)
+        return {"file": file.name, "path": str(file)}
 
 
 def _written(folder: Path) -> Model:
@@ -182,7 +166,3 @@ def _written(folder: Path) -> Model:
     except (InputError, OSError):  # merged by another command
         return Model(folder.name, folder, "done")
     return Model(folder.name, folder, "done", warnings=record.warnings, expected=record.expected)
-
-
-def _content(preference: Preference) -> Any:
-    return json.loads(preference.to_json())

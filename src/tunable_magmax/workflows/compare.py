@@ -315,7 +315,6 @@ def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts
 
     A checkpoint with a classifier of its own answers with that alone: it knows its own labels only.
     """
-    plain = replace(facts, kept=None, labelled=None, inputs=None, moved=False)
     known = np.ones(len(bench.classes), dtype=bool)
     if bench.is_builtin and spec.checkpoint is not None:
         run = bench.run
@@ -323,7 +322,7 @@ def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts
         known = np.isin(bench.classes, own or ())
         if not known.any():
             return None
-    logits = bench.logits(spec, data, bench.fit(spec, plain).linear)
+    logits = bench.logits(spec, data, bench.fit(spec, facts.without_rows).linear)
     logits[:, ~known] = -np.inf
     return logits
 

@@ -1,5 +1,5 @@
 "use strict";
-// Presets, alpha, scale, prior, method, the samples to measure on and the mix to judge by.
+// Presets, scale, prior, method, the samples to measure on and the mix to judge by.
 {
 const METHOD_NAMES = {
   tunable_magmax: "Tunable MAGMAX", tsv: "singular vectors (tsv)", magmax: "MAGMAX", average: "weighted average",
@@ -16,10 +16,6 @@ studio.buildControls = () => {
   buildPresets();
   studio.find("only").addEventListener("change", (event) => {
     if (event.target.value) studio.usePreset(event.target.value);
-  });
-  const alpha = studio.find("alpha");
-  alpha.addEventListener("input", () => {
-    studio.setParts(studio.alphaWeights(Number(alpha.value), studio.tasks().length));
   });
   buildScale();
   const prior = studio.find("prior");
@@ -50,8 +46,7 @@ const buildPresets = () => {
   const buttons = plain.map((preset) => presetButton(preset.id, preset.title, presetFacts(preset), false));
   for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
     if (plain.some((preset) => preset.id === id)) continue;
-    const read = studio.state.facts.reading[id];
-    buttons.push(read === undefined ? presetButton(id, title, without, true) : readingButton(id, title, read));
+    buttons.push(presetButton(id, title, without, true));
   }
   studio.find("presets").replaceChildren(...buttons);
   const only = presets.filter((preset) => preset.id.startsWith("only-"));
@@ -65,20 +60,15 @@ const presetFacts = (preset) => {
   return `${preset.method}: ${parts.filter(Boolean).join(", ")}`;
 };
 
+/** A preset; one that is `missing` leads to the samples, or waits for those that were given at the start. */
 const presetButton = (id, title, facts, missing) => {
-  const button = studio.element("button", {
-    type: "button", textContent: title, title: facts, attributes: { "data-preset": id },
+  const waits = missing && studio.state.facts.reading;
+  return studio.element("button", {
+    type: "button", textContent: waits ? `${title}: reading samples …` : title, title: facts, disabled: waits,
+    className: missing ? "missing" : "", attributes: { "data-preset": id },
     on: { click: () => (missing ? studio.pointToSamples(facts) : studio.usePreset(id)) },
   });
-  if (missing) studio.attributes(button, { class: "missing" });
-  return button;
 };
-
-/** A preset whose samples were given at the start, and whose estimate is under way. */
-const readingButton = (id, title, samples) => studio.element("button", {
-  type: "button", className: "missing", disabled: true, textContent: `${title}: reading ${studio.count(samples, "sample")} …`,
-  attributes: { "data-preset": id },
-});
 
 /** Leads to the samples, for a preset that needs some. */
 studio.pointToSamples = (why) => {
@@ -152,9 +142,8 @@ const drawScale = () => {
 
 /** The scale that `tmx tailor` would take. */
 const usualScale = () => {
-  const { now, facts } = studio.state;
-  if (now.method === "tunable_magmax") return now.prior ? facts.scale.default : facts.scale.default_without_prior;
-  return studio.method(now.method).default_scale;
+  const { now } = studio.state, method = studio.method(now.method);
+  return now.prior ? method.default_scale : method.plain_scale;
 };
 
 /** After a change of method or prior, the usual scale follows; one that was chosen stays. */
@@ -169,14 +158,11 @@ const drawControls = () => {
   for (const button of studio.find("presets").children) {
     studio.attributes(button, { "aria-pressed": button.dataset.preset === now.preset });
   }
-  const alpha = Number(studio.find("alpha").value);
-  const byAlpha = studio.sameWeights(now.weights, studio.alphaWeights(alpha, now.weights.length).map((part) => part / studio.WHOLE));
-  studio.write(studio.find("alpha-value"), byAlpha ? alpha.toFixed(2) : "–");
   studio.find("only").value = now.preset?.startsWith("only-") ? now.preset : "";
   const prior = studio.find("prior");
   prior.checked = now.prior;
-  prior.disabled = facts.prior.why_not !== null;
-  studio.write(studio.find("prior-why"), facts.prior.why_not ?? (now.prior ? "" : "A written model has it all the same."));
+  prior.disabled = facts.prior !== null;
+  studio.write(studio.find("prior-why"), facts.prior ?? (now.prior ? "" : "A written model has it all the same."));
   studio.find("method").value = now.method;
   const data = studio.find("data");
   data.value = now.data ?? "";

@@ -56,7 +56,7 @@ studio.measuring = {
   ask: askSoon,
   /** Takes the events measured, superseded and failed; those of other windows' requests bring points, too. */
   take(name, data) {
-    if (name === "measured") studio.addPoints([data]);
+    if (name === "measured") studio.addPoint(data);
     finish(data.request, name === "measured" ? null : name === "superseded" ? "superseded" : data.error, name !== "measured" || data.lines.length > 0);
   },
   /** Asks again for what came without lines, now that they are measured. */

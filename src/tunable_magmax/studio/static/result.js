@@ -1,5 +1,5 @@
 "use strict";
-// Accuracy on what matters: the number, how sure it is, and the fixed lines beside it.
+// Accuracy on what matters: the number, how sure it is, and beside it the same merge with its old head and the fixed lines.
 {
 studio.buildResult = () => {
   const rows = ["this", ...LINES].map(makeComparison);
@@ -12,7 +12,12 @@ studio.buildResult = () => {
   });
 };
 
-const LINES = ["base", "last", "best", "magmax"];
+const LINES = ["old", "base", "last", "best", "magmax"];
+
+const TITLES = {
+  old: "the same merge with the head that it had before one was fitted", base: "the base, with a head of its own",
+  last: "the last checkpoint, with a head of its own", magmax: "MAGMAX, with a head of its own",
+};
 
 const makeComparison = (name) => {
   const label = studio.element("span", { className: "name" });
@@ -64,33 +69,48 @@ const drawComparison = (row) => {
   const line = lines.find((other) => other.name === row.name);
   const own = row.name === "this";
   const accuracy = own ? mix?.accuracy ?? null : line ? studio.lineOnMix(line) : null;
-  const interval = own ? mix?.interval : line && studio.sameWeights(point?.mix?.weights ?? [], studio.mix()) ? line.mix.interval : null;
+  const interval = own ? mix?.interval : line && studio.sameWeights(point?.mix ?? [], studio.mix()) ? line.mix.interval : null;
   const place = (share) => `${(100 * share).toFixed(2)}%`;
   studio.attributes(row.fill, { width: place(accuracy ?? 0), class: `bar-fill line-fill-${row.name} ${own ? kind : ""}` });
   studio.attributes(row.whisker, interval ? { x1: place(interval[0]), x2: place(interval[1]) } : { x1: 0, x2: 0 });
   studio.write(row.number, `${accuracy !== null && (own ? kind === "interpolated" : stale) ? "≈ " : ""}${studio.percent(accuracy)}`);
   row.root.classList.toggle("unknown", accuracy === null);
   if (own) return;
-  const title = line ? `${line.title}${row.name === "best" ? ", the best of all tasks on these very samples, which flatters it" : ""}` : "";
   studio.write(row.text, line ? studio.lineName(line) : studio.lineNames[row.name]);
-  row.text.title = title;
-  const compared = kind === "measured" && line && !stale ? verdictOf(point, line) : null;
+  row.text.title = !line ? "" : row.name === "best" ? `${studio.tasks()[line.task - 1]}: the best of all tasks on these very samples, which flatters it` : TITLES[row.name];
+  // Known sample by sample, for the present mix.
+  const compared = kind === "measured" && line && !stale && studio.isComplete(point) ? line : null;
   studio.write(row.verdict, compared ? studio.points(compared.difference) : "");
   row.verdict.className = `verdict ${compared ? compared.verdict.replaceAll(" ", "-") : ""}`;
   row.verdict.title = !compared ? "" : `points; ${compared.verdict === "cannot tell" ? "not distinguishable with these samples" : `this preference is ${compared.verdict}`}`;
 };
 
-// -- verdicts ---------------------------------------------------------------------------------------------------------
+// -- in words ---------------------------------------------------------------------------------------------------------
 
-/** The point against a line, by the server's comparison sample by sample; null until that is known for this mix. */
-const verdictOf = (point, line) => (studio.isComplete(point) ? line : null);
+const WORDS = { old: "its old head", base: "the base", last: "the last checkpoint", best: "the best single task here", magmax: "MAGMAX" };
+
+const listed = (lines) => new Intl.ListFormat("en-GB").format(lines.map((line) => WORDS[line.name]));
+
+/** Says which lines a point is clearly better or worse than, and which it cannot be told from with these samples. */
+const verdicts = ({ lines, overall }) => {
+  const parts = ["clearly better", "clearly worse"].map((verdict) => [verdict, lines.filter((line) => line.verdict === verdict)])
+    .filter(([, some]) => some.length).map(([verdict, some]) => `${verdict} than ${listed(some)}`);
+  const alike = lines.filter((line) => line.verdict === "cannot tell").sort((a, b) => b.mix.accuracy - a.mix.accuracy);
+  if (alike.length) {
+    const [first] = alike, would = first.needed !== null && first.needed > overall.samples;
+    parts.push(`not distinguishable from ${listed(alike)} with ${studio.count(overall.samples, "sample")}${would
+      ? `; about ${first.needed.toLocaleString("en")} would tell it from ${WORDS[first.name]}, if the difference is real` : ""}`);
+  }
+  const text = parts.join("; ");
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
+};
 
 const drawSentence = () => {
   const { kind, point } = studio.view;
   const { failed, facts } = studio.state;
   let text = "";
   if (failed) text = `Could not be measured: ${failed.message}`;
-  else if (kind === "measured" && studio.isComplete(point) && point.sentence) text = point.sentence;
+  else if (kind === "measured" && studio.isComplete(point)) text = verdicts(point);
   else if (kind === "measured" && facts.lines.total && !facts.lines.ready) {
     text = `Measuring what this is compared with: ${facts.lines.done} of ${facts.lines.total} models.`;
   }

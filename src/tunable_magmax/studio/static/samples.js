@@ -32,18 +32,9 @@ const drawTrust = (facts) => {
     rows.push(["outside every task", studio.percent(facts.outside, 0), facts.outside > 2 * facts.usual_outside ? `much; ${usual}` : usual]);
   }
   if (facts.expected_error !== null) rows.push(["expected error of the weights", studio.percent(facts.expected_error, 0), "share of weight in the wrong place"]);
-  rows.push(settling(facts));
   studio.find("trust-facts").replaceChildren(...rows.map(([name, value, note]) => studio.element("div", {},
     studio.element("dt", { textContent: name }), studio.element("dd", {}, studio.element("strong", { textContent: value }), note ? studio.element("small", { textContent: note }) : null))));
   studio.find("trust-warnings").replaceChildren(...facts.warnings.map((text) => studio.element("li", { textContent: text })));
-};
-
-/** How many samples would settle the weights; more do not help where the tasks themselves are alike. */
-const settling = ({ needed, settled, expected_error: error }) => {
-  const goal = `an error of ${studio.percent(settled, 0)}`;
-  if (needed !== null) return ["would settle it", `≈ ${needed.toLocaleString("en")}`, `samples, for ${goal}`];
-  if (error !== null && error <= settled) return ["would settle it", "these samples", `below ${goal}`];
-  return ["would settle it", "–", "more samples of this kind would not lower the error much"];
 };
 
 // -- groups -----------------------------------------------------------------------------------------------------------
@@ -59,7 +50,7 @@ const drawGroups = (facts) => {
     groups.push(makeGroup("worse", "The merge is wrong, the base right", "", "No sample that the base gets right is lost."));
   }
   if (facts.outside > 0) groups.push(makeGroup("outside", "Outside every task", studio.percent(facts.outside, 0)));
-  const tasks = (facts.tasks ?? []).map((count, t) => ({ count, t })).filter(({ count }) => count > 0).sort((a, b) => b.count - a.count);
+  const tasks = Object.entries(facts.tasks).map(([t, count]) => ({ count, t: Number(t) })).sort((a, b) => b.count - a.count);
   const total = tasks.reduce((sum, { count }) => sum + count, 0);
   for (const { count, t } of tasks) groups.push(makeGroup(`task-${t}`, studio.tasks()[t], `${count}, ${studio.percent(count / total, 0)}`));
   if (!tasks.length) groups.push(makeGroup("all", "All samples", String(facts.samples)));

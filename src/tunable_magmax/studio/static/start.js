@@ -43,8 +43,6 @@ studio.refresh = async () => {
   return before;
 };
 
-const getPoints = async () => studio.addPoints((await studio.get("/api/points")).points);
-
 const EVENTS = {
   measured: (data) => studio.measuring.take("measured", data),
   superseded: (data) => studio.measuring.take("superseded", data),
@@ -59,11 +57,11 @@ const EVENTS = {
     studio.changed("busy");
   },
   lines: async () => { await studio.refresh(); studio.measuring.again(); },
-  state: async () => { await studio.refresh(); await getPoints(); },
+  state: async () => { await studio.refresh(); await studio.getPoints(); },
   samples: async (data) => {
     studio.uploads.done();
     await studio.refresh();
-    await getPoints();
+    await studio.getPoints();
     studio.set({ judge: data.preset });
     studio.usePreset(data.preset);
     studio.announce(`${studio.count(data.samples, "sample")} estimated`);
@@ -76,7 +74,7 @@ const connected = async (whether) => {
   wasConnected ||= whether;
   if (whether) { // what happened before is not told again
     await studio.refresh();
-    await getPoints();
+    await studio.getPoints();
     studio.measuring.reset();
   }
   studio.changed("facts");
@@ -84,7 +82,7 @@ const connected = async (whether) => {
 
 const build = () => {
   studio.watch((topics) => { if (topics.has("facts")) drawHead(); });
-  for (const part of ["Tasks", "Controls", "Result", "Tradeoff", "Uploads", "Samples", "Save", "Points"]) studio[`build${part}`]();
+  for (const part of ["Tasks", "Controls", "Result", "Tradeoff", "Uploads", "Samples", "Save"]) studio[`build${part}`]();
   const keepAddress = studio.later(studio.writeAddress, 150);
   studio.watch((topics) => {
     if (topics.has("now")) keepAddress();

@@ -67,7 +67,7 @@ studio.mix = () => {
 /** A point's accuracy on the present mix: by its tasks, or of all samples where these are the mix. */
 studio.onMix = (point) => {
   if (!point.tasks || studio.data()?.mixed) return point.overall;
-  if (point.mix && studio.sameWeights(point.mix.weights, studio.mix())) return point.mix;
+  if (studio.sameWeights(point.mix, studio.mix())) return point.share;
   return studio.mixed(point.tasks, studio.mix());
 };
 
@@ -94,14 +94,26 @@ studio.isNow = (point) => {
 // Presets of weights alone (equal, only X) mean the same by hand; those that samples gave have a prior of their own.
 const ownPrior = (id) => (["given", "labels", "inputs", "labelled"].includes(id) ? id : null);
 
-studio.addPoints = (points) => {
-  for (const point of points) {
-    point.accuracies = point.tasks?.map((task) => task.accuracy) ?? null; // asked for in every frame
-    const known = studio.state.points.get(point.id);
-    // Points of the list have no lines; what was measured in this window has.
-    if (!known || point.lines.length || !known.lines.length) studio.state.points.set(point.id, point);
-  }
+studio.addPoint = (point) => {
+  point.accuracies = point.tasks?.map((task) => task.accuracy) ?? null; // asked for in every frame
+  studio.state.points.set(point.id, point);
   studio.changed("points");
+};
+
+/** Gets all points of this session; those of samples that are gone are not among them. */
+studio.getPoints = async () => {
+  const { points } = await studio.get("/api/points");
+  studio.state.points = new Map();
+  points.forEach(studio.addPoint);
+  studio.changed("points");
+};
+
+/** Sets the page to a measured point. */
+studio.goTo = (id) => {
+  const point = studio.state.points.get(id);
+  const preset = studio.preset(point.preset);
+  const same = preset && studio.sameWeights(preset.weights, point.weights);
+  studio.set({ weights: point.weights, preset: same ? preset.id : null, scale: point.scale, prior: point.prior, method: point.method });
 };
 
 /** All points on the present data, oldest first. */
@@ -116,7 +128,7 @@ studio.measuredNow = () => {
 
 /** Whether a point says all that the page shows of it: the lines, compared on the present mix. */
 studio.isComplete = (point) =>
-  point.lines.length > 0 && (studio.data()?.mixed || studio.sameWeights(point.mix.weights, studio.mix()));
+  point.lines.length > 0 && (studio.data()?.mixed || studio.sameWeights(point.mix, studio.mix()));
 
 /**
  * The fixed lines beside the present point: its own, or those of the nearest point with the same prior.
@@ -189,7 +201,7 @@ studio.readAddress = () => {
   const scale = parts.get("scale");
   if (scale === "matched") read.scale = scale;
   else if (scale && Number(scale) >= 0 && Number(scale) <= facts.scale.most) read.scale = Number(scale);
-  if (parts.has("prior") && facts.prior.possible) read.prior = parts.get("prior") === "1";
+  if (parts.has("prior") && facts.prior === null) read.prior = parts.get("prior") === "1";
   if (studio.method(parts.get("method"))) read.method = parts.get("method");
   if (facts.data.some((data) => data.id === parts.get("data"))) read.data = parts.get("data");
   if (parts.get("judge") === "weights" || studio.preset(parts.get("judge"))) read.judge = parts.get("judge");

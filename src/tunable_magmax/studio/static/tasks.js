@@ -182,12 +182,12 @@ const describe = (row, task, own) => {
 /** What a line is called. */
 studio.lineName = (line) => {
   if (line.name !== "best") return studio.lineNames[line.name];
-  const task = line.title.replace(/^task /, "").replace(/^last \((.*)\)$/, "$1");
+  const task = studio.tasks()[line.task - 1];
   const short = task.length > 16 ? `${task.slice(0, 15)}…` : task;
   return `best single: ${short}`;
 };
 
-studio.lineNames = { base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };
+studio.lineNames = { old: "with the old head", base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };
 
 // -- order ------------------------------------------------------------------------------------------------------------
 

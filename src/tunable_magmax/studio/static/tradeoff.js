@@ -52,7 +52,7 @@ const draw = () => {
   const rest = studio.restOf(studio.mix());
   const across = acrossOf(rest), known = studio.pointsHere(), tops = studio.allOnMix(known);
   const points = known.map((point, k) => ({ point, ...place(across, point.accuracies, rest, tops[k], k + 1) })).filter((item) => item.x !== undefined);
-  const lines = studio.view.lines.map((line) => ({ line, ...place(across, line.tasks, rest, studio.lineOnMix(line), 0) }))
+  const lines = studio.view.lines.filter((line) => line.name !== "old").map((line) => ({ line, ...place(across, line.tasks, rest, studio.lineOnMix(line), 0) }))
     .filter((item) => item.x !== undefined);
   const { point, tasks, mix } = studio.view;
   const now = place(across, tasks?.map((task) => task.accuracy), rest, mix?.accuracy, point ? known.indexOf(point) + 1 : known.length + 1);

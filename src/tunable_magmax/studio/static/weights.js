@@ -32,10 +32,6 @@ studio.moved = (basis, locked, moving, wanted) => {
   return parts;
 };
 
-/** The alpha schedule: w_t = alpha^(T-1-t). 1: equal; 0: the last task alone; above 1: earlier tasks count more. */
-studio.alphaWeights = (alpha, tasks) =>
-  studio.thousandths(Array.from({ length: tasks }, (_, t) => alpha ** (tasks - 1 - t)));
-
 studio.sameWeights = (one, other, within = 1e-6) =>
   one.length === other.length && one.every((weight, t) => Math.abs(weight - other[t]) <= within);
 }

@@ -11,8 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tunable_magmax.errors import TmxError
 from tunable_magmax.studio.guard import Refused, error_body
@@ -30,11 +29,15 @@ class Stopped(TmxError):
     """Work that was called off: a newer request came, somebody cancelled it, or the studio closes."""
 
 
+Event: TypeAlias = tuple[str, Any] | None
+"""A name and what it tells; None ends the stream."""
+
+
 class Events:
     """Sends events to all pages that listen. `publish` may be called by any thread."""
 
     def __init__(self) -> None:
-        self._queues: dict[asyncio.Queue[tuple[str, Any] | None], asyncio.AbstractEventLoop] = {}
+        self._queues: dict[asyncio.Queue[Event], asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -47,14 +50,14 @@ class Events:
         self._closed = True
         self._send(None)
 
-    def _send(self, event: tuple[str, Any] | None) -> None:
+    def _send(self, event: Event) -> None:
         with self._lock:
             listeners = list(self._queues.items())
         for queue, loop in listeners:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._put, queue, event)
 
-    def _put(self, queue: asyncio.Queue[tuple[str, Any] | None], event: tuple[str, Any] | None) -> None:
+    def _put(self, queue: asyncio.Queue[Event], event: Event) -> None:
         if queue.full():
             with self._lock:
                 self._queues.pop(queue, None)
@@ -65,14 +68,14 @@ class Events:
 
     def listen(self) -> AsyncIterator[bytes]:
         """Returns the stream of events for one page, as server-sent events."""
-        queue: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue(WAITING)
+        queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
         with self._lock:
             if self._closed or len(self._queues) >= STREAMS:
                 raise Refused(409, "too many pages listen to this studio: close some of them")
             self._queues[queue] = asyncio.get_running_loop()
         return self._stream(queue)
 
-    async def _stream(self, queue: asyncio.Queue[tuple[str, Any] | None]) -> AsyncIterator[bytes]:
+    async def _stream(self, queue: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
         try:
             yield b": tmx studio\n\n"
             while True:
@@ -89,20 +92,17 @@ class Events:
                 self._queues.pop(queue, None)
 
 
-@dataclass(frozen=True)
-class _Request:
-    number: int
-    work: Callable[[Callable[[], None]], Any]
-    """Is called with a check that raises `Stopped` once a newer request came; returns the event's data."""
+Check: TypeAlias = Callable[[], None]
+"""Raises `Stopped` once a newer request came."""
 
 
-class Desk:
+class Worker:
     """One thread for everything that uses the models: requests first, the latest only; then steps of longer work."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._changed = threading.Condition()
-        self._next: _Request | None = None
+        self._next: tuple[int, Callable[[Check], dict[str, Any]]] | None = None
         self._last = 0
         self._steps: deque[tuple[dict[str, Any], Iterator[None]]] = deque()
         self._stopping = False
@@ -125,15 +125,15 @@ class Desk:
         if self._stopping:
             raise Stopped("the studio closes")
 
-    def request(self, work: Callable[[Callable[[], None]], Any]) -> int:
+    def request(self, work: Callable[[Check], dict[str, Any]]) -> int:
         """Takes a request, instead of one that waits; returns its number. The event `measured` has its result."""
         with self._changed:
             self._last += 1
-            before, self._next = self._next, _Request(self._last, work)
-            self._changed.notify_all()
             number = self._last
+            before, self._next = self._next, (number, work)
+            self._changed.notify_all()
         if before is not None:
-            self._events.publish("superseded", {"request": before.number})
+            self._events.publish("superseded", {"request": before[0]})
         return number
 
     def later(self, about: dict[str, Any], steps: Iterator[None]) -> None:
@@ -150,14 +150,12 @@ class Desk:
                 if self._stopping:
                     return
                 request, self._next = self._next, None
-                step = None if request else self._steps[0]
             if request is not None:
-                self._serve(request)
-            elif step is not None and self._step(*step):
-                with self._changed:
-                    self._steps.remove(step)
+                self._serve(*request)
+            elif self._step(*self._steps[0]):
+                self._steps.popleft()
 
-    def _serve(self, request: _Request) -> None:
+    def _serve(self, number: int, work: Callable[[Check], dict[str, Any]]) -> None:
         began = time.monotonic()
 
         def check() -> None:
@@ -166,19 +164,17 @@ class Desk:
                 raise Stopped("a newer request came")
 
         try:
-            self._events.publish("measured", {**request.work(check), "request": request.number})
+            self._events.publish("measured", {**work(check), "request": number})
         except Stopped:
-            self._events.publish("superseded", {"request": request.number})
+            self._events.publish("superseded", {"request": number})
         except Exception as error:
-            self._events.publish("failed", {"request": request.number, **error_body(error)})
+            self._events.publish("failed", {"request": number, **error_body(error)})
 
     def _step(self, about: dict[str, Any], steps: Iterator[None]) -> bool:
         """Does a step of longer work; returns whether that was the last."""
         try:
             next(steps)
-        except StopIteration:
-            return True
-        except Stopped:
+        except (StopIteration, Stopped):
             return True
         except Exception as error:
             self._events.publish("failed", {**about, **error_body(error)})

@@ -120,13 +120,6 @@ def test_all_problems_at_once_in_one_error():
     ]
 
 
-def test_problems_inside_a_section_have_its_name():
-    found = []
-    gather(Inner, {"method": 1, "x": 2}, found, "train.inner")
-    assert found[0].startswith("train.inner.method is 1: must be")
-    assert found[1].startswith("unknown key 'x' in train.inner; known:")
-
-
 def test_the_schema_knows_every_key():
     schema = schema_of(Sample)
     assert list(schema["properties"]) == list(Sample.__dataclass_fields__)
@@ -134,18 +127,6 @@ def test_the_schema_knows_every_key():
     assert schema["additionalProperties"] is False
     assert schema["properties"]["lr"]["exclusiveMinimum"] == 0
     assert schema["properties"]["either"]["description"] == "natural, or some"
-
-
-def test_files(tmp_path):
-    file = tmp_path / "x.yaml"
-    with pytest.raises(InputError, match=r"x\.yaml does not exist; expected a file of keys"):
-        read_yaml(file, "a file of keys", "keys")
-    for content, says in (("a: [", "not a readable YAML file"), ("- a", "expected a mapping with keys")):
-        file.write_text(content)
-        with pytest.raises(InputError, match=says):
-            read_yaml(file, "a file of keys", "keys")
-    file.write_text("a: {b: 1}")
-    assert read_yaml(file, "a file of keys", "keys") == {"a": {"b": 1}}
 
 
 def test_single_values_are_set():

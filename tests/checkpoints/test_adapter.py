@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
-from tunable_magmax.checkpoints.lora.config import read_adapter_config
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.errors import InputError
@@ -60,12 +58,6 @@ def test_scaling(tmp_path, config, scaling) -> None:
     assert opened(tmp_path).parts["m.q.weight"].product.scaling == scaling
 
 
-def test_pattern_of_a_rank_that_is_not_the_stored_one(tmp_path) -> None:
-    configured(tmp_path, r=2, rank_pattern={"q": 8})
-    with pytest.raises(InputError, match=r"'m\.q' has ranks 2 \(A\) and 2 \(B\), and 8 by adapter_config\.json"):
-        opened(tmp_path)
-
-
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -92,12 +84,6 @@ def test_forms_of_names(tmp_path, adapter, prefix, torch_file) -> None:
     assert [file.name for file in task.files][1:] == ["adapter_config.json"]
 
 
-def test_name_of_an_adapter_in_a_saved_module(tmp_path) -> None:
-    whole = {"head.modules_to_save.default.weight": torch.ones(3, 4)}
-    save_adapter(tmp_path / "adapter", {"m.q": factors(6, 4, 2, 0)}, whole=whole, adapter="default")
-    assert set(opened(tmp_path).parts) == {"m.q.weight", "head.weight"}
-
-
 @pytest.mark.parametrize(
     ("names", "module", "found"),
     [
@@ -114,11 +100,6 @@ def test_one_prefix_more_or_less(tmp_path, names, module, found) -> None:
     save_adapter(tmp_path / "adapter", {module: factors(6, 4, 2, 0)})
     task = opened(tmp_path, dict.fromkeys(names, (6, 4)))
     assert set(task.parts) == {found or f"{module}.weight"}
-
-
-def test_a_head_may_have_no_prefix_when_the_body_has_one(tmp_path) -> None:
-    save_adapter(tmp_path / "adapter", {"bert.q": factors(6, 4, 2, 0)}, whole={"head.weight": torch.ones(3, 4)})
-    assert set(opened(tmp_path, {"q.weight": (6, 4), "head.weight": (3, 4)}).parts) == {"q.weight", "head.weight"}
 
 
 def test_what_the_base_lacks_is_named_with_the_closest(tmp_path) -> None:
@@ -236,14 +217,6 @@ def test_wrong_configuration(tmp_path, config, value) -> None:
     assert value in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000])
-def test_a_configuration_that_is_none(tmp_path, content) -> None:
-    configured(tmp_path)
-    (tmp_path / "adapter" / "adapter_config.json").write_text(content)
-    with pytest.raises(InputError, match=r"adapter_config\.json.*: download or save it again"):
-        opened(tmp_path)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -313,29 +286,3 @@ def test_what_is_missing_or_too_much_in_the_directory(tmp_path) -> None:
         with pytest.raises(InputError, match=name):
             opened(tmp_path)
         (tmp_path / "aside").rename(folder / name)
-
-
-def test_pickles_are_read_weights_only(tmp_path) -> None:
-    configured(tmp_path)
-    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
-    torch.save({"q.lora_A.weight": os.system}, tmp_path / "adapter" / "adapter_model.bin")
-    with pytest.raises(InputError, match="which runs code when it is loaded"):
-        opened(tmp_path)
-
-
-PEFT_WRITES = """
-{"alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": {"base_model_class": "X"},
-"base_model_name_or_path": null, "bias": "none", "corda_config": null, "ensure_weight_tying": false, "eva_config": null,
-"exclude_modules": null, "fan_in_fan_out": true, "inference_mode": true, "init_lora_weights": true, "kasa_config": null,
-"layer_replication": null, "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 3,
-"lora_bias": false, "lora_dropout": 0.1, "lora_ga_config": null, "megatron_config": null, "megatron_core":
-"megatron.core", "modules_to_save": null, "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2",
-"qalora_group_size": 16, "r": 2, "rank_pattern": {}, "revision": null, "target_modules": ["q"], "target_parameters":
-null, "task_type": "CAUSAL_LM", "trainable_token_indices": null, "use_bdlora": null, "use_dora": false, "use_qalora":
-false, "use_rslora": false, "velora_config": null}
-"""
-
-
-def test_a_configuration_as_peft_writes_it(tmp_path) -> None:
-    (tmp_path / "adapter_config.json").write_text(PEFT_WRITES)
-    assert read_adapter_config(tmp_path / "adapter_config.json").scaling("q") == 1.5

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from tunable_magmax.checkpoints.hub import hub_name, located, needed_files, pinned
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.run import Run
 
 EXTRAS = {
     "tokenizer.json": "{}",
@@ -143,14 +142,6 @@ def test_offline_only_the_cache_counts(hub, models, tmx, monkeypatch):
     with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
         located("org/one")
     assert hub.requests == []
-
-
-def test_run_directories_name_models_of_the_hub(hub, models, tmx):
-    tasks = [{"name": name, "checkpoint": f"org/{name}@{models[name]}"} for name in ("one", "two")]
-    Path("run").mkdir()
-    Path("run/run.json").write_text(json.dumps({"version": 1, "base": "org/base", "tasks": tasks}))
-    assert tmx("merge", "run", "-o", "out").code == 0
-    assert list(map(pinned, Run.open("run").tasks)) == [task["checkpoint"] for task in tasks]
 
 
 def test_a_run_is_made_of_models_on_the_hub(hub, models, tmx):

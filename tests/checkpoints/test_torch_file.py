@@ -177,15 +177,6 @@ def test_a_file_cut_short(tmp_path: Path, legacy: bool, share: float) -> None:
         open_checkpoint(path)
 
 
-def test_a_file_cut_short_while_open(tmp_path: Path) -> None:
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.ones(100_000)}, path)
-    with open_checkpoint(path) as checkpoint:
-        os.truncate(path, 4096)
-        with pytest.raises(InputError, match=r"x\.pt: was changed"):
-            read(checkpoint, "w")
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_mutated_file_opens_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:

@@ -127,13 +127,6 @@ def test_shards_hold_all_in_order_and_no_more_than_they_may(sizes: list[int], li
     assert list(index["weight_map"]) == sorted(info.name for info in tensors)
 
 
-def test_shards_that_cannot_be() -> None:
-    with pytest.raises(InputError, match="two output tensors have the name 'a'"):
-        plan_shards([U8[0], U8[0]])
-    with pytest.raises(InputError, match="the shard size is 0, expected at least 1 byte"):
-        plan_shards(U8, 0)
-
-
 # A whole run
 
 
@@ -181,25 +174,6 @@ def test_a_sidecar_beside_a_single_file_replaces_nothing_unasked(tmp_path: Path)
     assert files(tmp_path) == expected(tmp_path / "x.safetensors")
 
 
-def test_a_single_file_holds_one_shard(tmp_path: Path) -> None:
-    with Output(tmp_path / "x.safetensors") as output:
-        output.write_shard(SHARDS[0], [data(SHARDS[0])])
-        with pytest.raises(InputError, match="is one file and cannot hold several shards"):
-            output.write_shard(SHARDS[1], [data(SHARDS[1])])
-
-
-def test_chunks_of_any_kind(tmp_path: Path) -> None:
-    [shard] = plan_shards([TensorInfo("w", "F32", (2, 3)), TensorInfo("v", "U8", (2,))])
-    values = torch.arange(6.0).reshape(2, 3).numpy()
-    with Output(tmp_path / "x.safetensors") as output:
-        empty = memoryview(torch.zeros(0, 3).numpy())
-        sha256 = output.write_shard(shard, iter([memoryview(values), b"", empty, bytearray(b"ab")]))  # type: ignore[list-item]
-        output.commit()
-    content = (tmp_path / "x.safetensors").read_bytes()
-    assert content == shard.header + values.tobytes() + b"ab"
-    assert hashlib.sha256(content).hexdigest() == sha256
-
-
 @pytest.mark.parametrize(("chunks", "found"), [([b"123"], "3"), ([], "0"), ([b"1234567", b"8"], "more than 7")])
 def test_wrong_number_of_bytes(tmp_path: Path, chunks: list[bytes], found: str) -> None:
     with Output(tmp_path / "out") as output:
@@ -222,16 +196,6 @@ def test_an_interrupted_write_begins_anew_and_says_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with Output(tmp_path / "out") as output:
         assert not output.began_anew
-
-
-def test_two_at_a_time(tmp_path: Path) -> None:
-    with Output(tmp_path / "out") as output:
-        with pytest.raises(InputError, match=r"another process is writing this output .*out\.partial"):
-            Output(tmp_path / "out")
-        output.write_shard(ONE, [data(ONE)])
-        output.commit()
-    with Output(tmp_path / "out", overwrite=True):
-        pass
 
 
 CHILD = """
@@ -262,13 +226,6 @@ def killed(out: Path) -> None:
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert not out.exists()
-
-
-def test_killed_process(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    killed(out)
-    write(out)
-    assert files(tmp_path) == expected(out)
 
 
 @pytest.fixture
@@ -427,13 +384,6 @@ def test_an_error_of_the_input_is_not_taken_for_one_of_the_output(tmp_path: Path
         pytest.raises(StorageError, match=r"^input\.safetensors: reading failed$"),
     ):
         output.write_shard(SHARDS[0], chunks())
-
-
-def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, bytes(content[:3])))
-    write(tmp_path / "out")
-    assert files(tmp_path) == expected(tmp_path / "out")
 
 
 # Places that are refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -125,19 +124,6 @@ def test_equals_the_merge_of_the_dense_models(files, tmp_path, options) -> None:
     )
 
 
-def test_an_adapter_alone_gives_what_it_stands_for(files, tmp_path) -> None:
-    base, tasks, dense = files
-    report = merge_checkpoints(base, [tasks[0]], tmp_path / "out.safetensors", method="last_task", scale=1)
-    assert set(report.tensors) == {"body.q.weight", "body.k.weight", "embed.weight", "head.weight", "body.q.bias"}
-    found, wanted, origin = load_file(tmp_path / "out.safetensors"), load_file(dense[0]), load_file(base)
-    for name in SHAPES:
-        if name in report.tensors:  # the step base + (theta - base) rounds once more
-            torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=3e-7)
-            assert not torch.equal(found[name], origin[name])
-        else:
-            assert torch.equal(found[name], origin[name])
-
-
 # -- the same bytes ---------------------------------------------------------------------------------------------------
 
 
@@ -183,15 +169,6 @@ def test_any_cut_of_any_product(data) -> None:
         assert raw({"w": found.reshape(origin.shape)}) == raw({"w": wanted})
 
 
-def test_products_that_overflow_are_the_same_in_both_kernels(monkeypatch) -> None:
-    left, right = np.array([[1e308, -1e308, 1.0]]), np.array([[10.0, 1.0], [10.0, 2.0], [3.0, 1e300]])
-    for disabled in ("0", "1"):
-        monkeypatch.setenv("NUMBA_DISABLE_JIT", disabled)
-        out = torch.ones(2)
-        add_product(left, right, 2.0, out, 0)
-        assert (out.isnan().tolist(), out[1].item()) == ([True, False], -math.inf)
-
-
 def test_values_do_not_depend_on_what_was_read_before(files) -> None:
     """The base's values are taken as they were read last only if they are those of the same place."""
     base, tasks, dense = files
@@ -217,19 +194,6 @@ def test_factors_do_not_widen_a_base_of_16_bits(tmp_path) -> None:
     merge_checkpoints(base, dense, tmp_path / "dense.safetensors", out_dtype="bfloat16")
     assert {tensor.dtype for tensor in report.tensors.values()} == {"BF16"}
     assert raw(load_file(tmp_path / "out.safetensors")) == raw(load_file(tmp_path / "dense.safetensors"))
-
-
-def test_a_factor_of_float64_is_computed_in_float64(tmp_path) -> None:
-    base = {"w.weight": torch.randn(9, 7)}
-    pair = factors(9, 7, 3, 0, torch.float64)
-    save_file(base, tmp_path / "base.safetensors")
-    save_file({"w.weight": moved(base["w.weight"], pair, 16 / 3)}, tmp_path / "dense.safetensors")
-    save_adapter(tmp_path / "task", {"w": pair})
-    for name, task in (("out", "task"), ("dense-out", "dense.safetensors")):
-        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / task], tmp_path / f"{name}.safetensors", scale=0.7)
-    found = load_file(tmp_path / "out.safetensors")
-    assert found["w.weight"].dtype == torch.float64
-    assert raw(found) == raw(load_file(tmp_path / "dense-out.safetensors"))
 
 
 def test_a_saved_embedding_with_factors_on_it(tmp_path) -> None:
@@ -300,36 +264,3 @@ def test_report_and_card_name_the_adapters(files, tmp_path) -> None:
     assert "| task 1: birds (LoRA adapter (rank 4-7; " in card
     assert "| task 2: cars | " in card
     assert report.inputs["task 1"] < report.inputs["task 2"] == report.inputs["base"]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "options", "warned"),
-    [
-        (["small"], ["small", "large"], {}, [1]),
-        (["small"], None, {"weights": [1, 3]}, [1]),
-        (None, ["small"], {"method": "random_mix"}, [2]),
-        (["small"], ["large"], {}, [1]),  # of the large one, little is left alone
-        (["small"], None, {"method": "average"}, []),  # nothing is shared out
-    ],
-)
-def test_adapters_that_leave_most_elements_alone_are_told(tmp_path, first, second, options, warned) -> None:
-    """The warning goes by headers; the merge shows what it is about: elements given where nothing was changed."""
-    shapes = {"small": (8, 9), "large": (20, 30)}
-    random = torch.Generator().manual_seed(8)
-    base = {f"{name}.weight": torch.randn(shape, generator=random) for name, shape in shapes.items()}
-    save_file(base, tmp_path / "base.safetensors")
-    tasks = []
-    for t, modules in enumerate((first, second), start=1):
-        if modules is None:
-            tasks.append(tmp_path / f"{t}.safetensors")
-            save_file({name: value + 0.1 for name, value in base.items()}, tasks[-1])
-        else:
-            layers = {name: factors(*shapes[name], 2, seed=t) for name in modules}
-            tasks.append(save_adapter(tmp_path / str(t), layers))
-    report = merge_checkpoints(tmp_path / "base.safetensors", tasks, tmp_path / "out", **options)
-    warnings = [text for text in report.warnings if "adapter" in text]
-    assert [text.split(" is an adapter")[0] for text in warnings] == [f"task {t}" for t in warned]
-    for t in warned:
-        given = report.tensors["large.weight"].counts
-        assert given is not None
-        assert given[t - 1] > 0

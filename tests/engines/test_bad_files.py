@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,21 +90,6 @@ def test_excluded_names_may_be_missing(place) -> None:
     assert sorted(report.copied) == ["head.bias", "head.weight"]
     kept = {name: place.models[0][name] for name in report.copied}
     assert raw({name: place.result()[name] for name in kept}) == raw(kept)
-
-
-def test_what_cannot_be_opened_and_what_does_not_match_are_told_together(place) -> None:
-    place.paths[1].write_bytes(place.paths[1].read_bytes()[:-3])
-    place.put(2, {name: tensor for name, tensor in place.models[2].items() if name != "trunk.weight"})
-    place.refused("one.safetensors", "two.safetensors", "'trunk.weight'")
-
-
-def test_of_many_wrong_names_a_few_are_shown_and_all_are_listed(place) -> None:
-    for k, stem in enumerate(("layer", "kernel", "kernel")):
-        place.put(k, {f"{stem}.{n:02}": torch.zeros(1) for n in range(40)} | {"shared": torch.zeros(1)})
-    error = place.refused("'layer.00'")
-    assert "'layer.39'" not in str(error)
-    assert len(str(error).splitlines()) < 10
-    assert len(error.problems) == 160
 
 
 def architecture(folder: Path, kind: str | None, names: str) -> Path:
@@ -199,73 +181,6 @@ def test_values_that_do_not_fit(place) -> None:
 # -- damaged and hostile files ----------------------------------------------------------------------------------------
 
 
-def cut(size: int) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(path.read_bytes()[:size])
-
-
-def lie(**changes: object) -> Callable[[Path], object]:
-    """Changes what the header says of head.bias."""
-
-    def change(path: Path) -> None:
-        data = path.read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + size])
-        header["head.bias"] |= changes
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
-
-    return change
-
-
-def junk(content: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(content)
-
-
-DAMAGES = {
-    "empty": cut(0),
-    "no header": cut(7),
-    "half a header": cut(60),
-    "no last byte": cut(-1),
-    "grown": lie(shape=[6]),
-    "negative": lie(shape=[-5]),
-    "huge": lie(shape=[2**62, 2**62]),
-    "overlapping": lie(data_offsets=[4, 24]),
-    "backwards": lie(data_offsets=[20, 0]),
-    "beyond the end": lie(shape=[10**6], data_offsets=[0, 4 * 10**6]),
-    "unknown type": lie(dtype="F33"),
-    "zeros": junk(b"\0" * 100),
-    "random": junk(random.Random(0).randbytes(64)),
-    "no archive": junk(b"PK\x03\x04 not a zip"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files(place, damage) -> None:
-    DAMAGES[damage](place.paths[1])
-    place.refused("task 1", str(place.paths[1]))
-
-
-class Evil:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("kind", ["archive", "old format", "plain pickle"])
-def test_a_pickle_with_code_is_not_run(place, tmp_path_factory, kind) -> None:
-    mark = tmp_path_factory.mktemp("mark") / "created"
-    place.paths[1] = place.folder / "evil.pt"
-    if kind == "plain pickle":
-        place.paths[1].write_bytes(pickle.dumps(Evil(mark)))
-    else:
-        content = {"state_dict": place.models[1], "x": Evil(mark)}
-        torch.save(content, place.paths[1], _use_new_zipfile_serialization=kind == "archive")
-    place.refused("task 1")
-    assert not mark.exists()
-
-
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
@@ -281,16 +196,6 @@ def test_an_output_that_is_or_holds_an_input(place) -> None:
         place.refused(str(out.name), overwrite=True)
     place.paths[0], place.out = place.folder / "snapshot", place.folder / "snapshot"
     place.refused("would replace base", overwrite=True)
-
-
-def test_an_existing_output_is_kept_unless_asked(place) -> None:
-    place.merge()
-    before = raw(place.result())
-    place.refused("--overwrite", seed=1)
-    place.merge(seed=1, overwrite=True)
-    assert raw(place.result()) != before
-    place.out = place.paths[0] / "out"
-    place.refused("not a directory")
 
 
 def test_a_log_that_is_a_link_is_not_written_through(place) -> None:
@@ -354,17 +259,6 @@ def test_tasks_identical_to_the_base(place) -> None:
     assert raw(place.result()) == raw(place.models[0])
 
 
-@pytest.mark.parametrize(
-    "method", ["tunable_magmax", "magmax", "average", "random_mix", "task_arithmetic", "last_task"]
-)
-def test_one_task(place, method) -> None:
-    place.paths = place.paths[:2]
-    report = place.merge(method=method, scale=1)
-    base, task = place.models[:2]
-    assert raw(place.result()) == raw({name: base[name] + (task[name] - base[name]) for name in base})
-    assert report.elements == 103
-
-
 def test_odd_tensors_and_names(place) -> None:
     for k in range(3):
         odd = {
@@ -403,16 +297,6 @@ def test_tied_tensors_of_torch_files_are_written_once(place) -> None:
     assert raw({"x": found["format"]}) == raw({"x": found["embed"]})
     with safe_open(place.out / "model.safetensors", "pt") as file:
         assert file.metadata()["lm_head"] == "embed"
-
-
-def test_tensors_tied_in_the_base_alone_are_merged_apart(place) -> None:
-    shared = torch.zeros(6)
-    place.paths = [place.folder / f"{k}.pt" for k in range(3)]
-    models = [{"a": shared, "b": shared}, *({"a": torch.full((6,), k), "b": torch.full((6,), -k)} for k in (1.0, 2.0))]
-    for path, tensors in zip(place.paths, models, strict=True):
-        torch.save(tensors, path)
-    assert place.merge(method="last_task", scale=1).elements == 12
-    assert raw(place.result()) == raw(models[2])
 
 
 def test_float8_is_refused_and_copied_when_excluded(place) -> None:

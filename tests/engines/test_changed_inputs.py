@@ -14,7 +14,6 @@ from sequences import StateDict
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.workflows.convert import convert_checkpoint
 
 Save = Callable[[StateDict, Path], None]
 SAVERS: dict[str, Save] = {
@@ -81,25 +80,4 @@ def test_another_file_or_none(tmp_path: Path, kind: str, how: str) -> None:
     }
     with pytest.raises((InputError, StorageError), match=r"two: "):
         place.merge("survey", happens[how])
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_what_a_backup_does_is_no_change(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-
-    def back_up() -> None:
-        status = place.victim.stat()
-        place.victim.chmod(0o400)
-        os.utime(place.victim, ns=(0, status.st_mtime_ns))
-        os.link(place.victim, tmp_path / "link")
-
-    place.merge("survey", back_up)
-    assert place.out.exists()
-
-
-def test_overwritten_while_it_is_converted(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    happens = [place.overwrite]
-    with pytest.raises(InputError, match=r"two: was changed after it was opened"):
-        convert_checkpoint(place.victim, place.out, progress=lambda *_: happens and happens.pop()())
     assert not list(tmp_path.glob("out*"))

@@ -21,7 +21,6 @@ from tunable_magmax.engines import cluster as cluster_module
 from tunable_magmax.engines.cluster import divide
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.ray_workers import Room, find_room
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging.layout import Layout, Mergeable
 
@@ -129,13 +128,3 @@ def test_shares_cover_everything_once_and_are_balanced(sizes, copied, workers) -
         for share in shares
     ]
     assert max(loads) - min(loads) <= max([0, *(12 * n for n in sizes), *copied])
-
-
-def test_room() -> None:
-    assert find_room([0, 8, 8.5], None, None) == Room(2, 8)
-    assert find_room([4, 16], 2, None) == Room(2, 8)
-    assert find_room([4, 16], 5, 2) == Room(5, 2)
-    with pytest.raises(InputError, match="9 workers"):
-        find_room([4], 9, None)
-    with pytest.raises(ClusterError, match="no CPUs"):
-        find_room([0.5, 0], None, None)

@@ -14,7 +14,6 @@ import tunable_magmax
 from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.run_models import RunModels
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -102,18 +101,6 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     for name, value in expected.items():
         assert torch.equal(tensors(out)[f"{prefix}{name}"], value), name
     assert verify_checkpoint(out, base, tasks).ok
-
-
-def test_layers_that_only_the_tasks_have_are_means_by_weight(make, tmp_path):
-    base, tasks = make("distilbert")
-    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
-    first, second, merged = map(tensors, (*tasks, tmp_path / "out"))
-    name = "pre_classifier.weight"
-    assert torch.equal(merged[name], (first[name].double() * 0.75 + second[name].double() * 0.25).float())
-    assert name in report.heads["mean"]
-    in_memory = RunModels(base, tasks).merge(weights=[3, 1]).state_dict
-    for made, value in in_memory.items():
-        assert torch.equal(merged[made], value), made
 
 
 def test_heads_of_different_kinds_are_refused(tmp_path):
@@ -221,19 +208,6 @@ def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
     save_file(old, base / "model.safetensors", {"format": "pt"})
     merge_checkpoints(base, tasks, tmp_path / "out")
     assert loaded(tmp_path / "out").config.id2label[2] == "task2/LABEL_0"
-
-
-def test_rows_keep_their_bits_among_types(make, tmp_path):
-    base, tasks = make("distilbert")
-    for task, dtype in zip(tasks, (torch.float16, torch.bfloat16), strict=True):
-        values = {name: value.to(dtype) for name, value in tensors(task).items()}
-        values["classifier.bias"] += torch.tensor([1e-3, 1e5] if dtype is torch.bfloat16 else [1e-3, 1.0])[
-            torch.arange(len(values["classifier.bias"])) % 2
-        ].to(dtype)  # 1e5 is more than float16 holds
-        save_file(values, task / "model.safetensors", {"format": "pt"})
-    merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 0])
-    rows = [tensors(task)["classifier.bias"].float() for task in tasks]
-    assert torch.equal(tensors(tmp_path / "out")["classifier.bias"], torch.cat(rows))
 
 
 def test_a_wrong_list_of_labels_is_named(make, tmp_path):

@@ -54,13 +54,3 @@ def test_a_hub_cache_is_one_place(tmp_path: Path) -> None:
     assert convert_checkpoint(folder, tmp_path / "out").notes == ()
     assert "1_Pooling" in (tmp_path / "out" / "1_Pooling" / "config.json").read_text()
     assert (tmp_path / "out" / "config.json").exists()
-
-
-def test_weights_may_be_links_and_a_note_says_where_they_lead(base: Path, tmp_path: Path) -> None:
-    task = tmp_path / "task"
-    task.mkdir()
-    (task / "model.safetensors").symlink_to(tmp_path / "task.safetensors")
-    notes: list[str] = []
-    merge_checkpoints(base, [task], tmp_path / "out", notify=notes.append)
-    [note] = [note for note in notes if note.startswith("the weights of")]
-    assert note.endswith(f"model.safetensors to {(tmp_path / 'task.safetensors').resolve()}")

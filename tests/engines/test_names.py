@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from sequences import SMALL, digests, save_sequence, sequence
+from sequences import SMALL, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
@@ -17,15 +17,6 @@ NAMES = ("birds", "a|b\n`c`", "birds")
 @pytest.fixture
 def files(tmp_path):
     return save_sequence(tmp_path / "in", *sequence(3, SMALL))
-
-
-def test_names_change_the_report_the_configuration_and_the_card_alone(files, tmp_path) -> None:
-    plain = merge_checkpoints(*files, tmp_path / "plain")
-    named = merge_checkpoints(*files, tmp_path / "named", names=NAMES)
-    assert (plain.names, named.names) == (None, NAMES)
-    one, other = digests(tmp_path / "plain"), digests(tmp_path / "named")
-    assert {name for name in one if one[name] != other[name]} == {"tmx-report.json", "tmx-config.yaml", "README.md"}
-    assert one.keys() == other.keys()
 
 
 def test_the_card_holds_them_whatever_they_look_like(files, tmp_path) -> None:

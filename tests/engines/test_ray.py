@@ -122,12 +122,6 @@ def test_options_of_the_other_engine(files, tmp_path) -> None:
             merge(files, tmp_path / "out", "model", **wrong)
 
 
-def test_ray_is_not_installed(monkeypatch, files, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"tunable-magmax\[cluster\]"):
-        merge(files, tmp_path / "out", "model", engine="ray")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_local_cluster_is_for_this_machine_only(cluster) -> None:
     processes = [os.getpid(), *descendants(os.getpid())]

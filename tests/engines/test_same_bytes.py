@@ -117,18 +117,6 @@ def test_every_way_of_running_a_method(files, tmp_path, monkeypatch, options) ->
     assert bool(seen) == (options["method"] == "tunable_magmax")
 
 
-def test_memory_bounds(tmp_path) -> None:
-    # Three million elements, so that the planes outgrow the smallest bound by themselves.
-    base, tasks = sequence(5, {"a": (1201, 997), "b.frozen": (70_001,), "c": (1_500_003,), "d": (37,)})
-    paths = save_sequence(tmp_path / "in", base, tasks)
-    found = []
-    for threads, memory in ((1, "4MiB"), (4, "12MiB"), (2, "48MiB"), (2, None)):
-        out = tmp_path / f"out-{memory}-{threads}"
-        merge_checkpoints(*paths, out, weights=[3, 1, 0.5, 2, 1], shard_size=10**6, memory=memory, threads=threads)
-        found.append(digests(out))
-    assert all(each == found[0] for each in found)
-
-
 @pytest.mark.parametrize("types", ["f32", "f32+f64", "f32+bf16"])
 @pytest.mark.parametrize("options", [CASES[0], CASES[7], CASES[-5]], ids=label)
 def test_form_and_place_of_the_inputs(tmp_path, monkeypatch, options, types) -> None:
@@ -179,14 +167,6 @@ def test_two_processes_and_a_second_run(files, tmp_path) -> None:
         assert digests(tmp_path / "out") == first
 
 
-def test_one_seed_one_result_and_another_seed_another(files, tmp_path) -> None:
-    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
-        merge_checkpoints(*files, tmp_path / f"{name}.safetensors", weights=WEIGHTS, seed=seed)
-    found = {name: digests(tmp_path / f"{name}.safetensors") for name in "abc"}
-    assert found["a"] == found["b"]
-    assert found["a"][".safetensors"] != found["c"][".safetensors"]
-
-
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
@@ -231,18 +211,6 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
                 found = by_kernels(patch, native, (base, tasks), options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
             assert found.report == wanted.report, (options, chunk, span)
-
-
-@pytest.mark.parametrize("compare", ["all", "active"])
-def test_unchanged_tensors_between_merged_ones(compare) -> None:
-    # Their candidates are marked, but they take no part: every one of them could be counted by mistake.
-    shapes = {f"{k}.{kind}": (100 + k,) for k in range(6) for kind in ("merged", "frozen")}
-    base, tasks = sequence(6, shapes)
-    frozen = {name: values for name, values in base.items() if "frozen" in name}
-    for weights in (None, [9, 0.1, 0.1, 0.1, 0.1, 0.1], [1, 2, 0, 0, 5, 1]):
-        merged = merge_state_dicts(base, tasks, weights=weights, compare=compare)
-        assert merged.report.counts == merged.report.budget
-        assert raw({name: merged.state_dict[name] for name in frozen}) == raw(frozen)
 
 
 # -- golden -----------------------------------------------------------------------------------------------------------

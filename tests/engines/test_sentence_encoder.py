@@ -51,14 +51,6 @@ def test_a_merge_pools_as_its_base(tmx, tmp_path, bert):
     assert {"1_Pooling/config.json", "modules.json"} <= files.keys()
 
 
-def test_mean_pooling_without_the_folder(tmx, tmp_path, bert):
-    base, arguments = bert
-    (base / "1_Pooling" / "config.json").unlink()
-    assert tmx("merge", *arguments, "-o", tmp_path / "merged").code == 0
-    assert load_encoder(tmp_path / "merged", "cpu").pooling == "mean"
-    assert not (tmp_path / "merged" / "1_Pooling").exists()
-
-
 def test_it_is_verified_and_replaced_like_any_other(tmx, tmp_path, bert):
     _, arguments = bert
     out = tmp_path / "merged"
@@ -85,31 +77,6 @@ def test_a_report_that_leads_elsewhere_is_not_followed(tmx, tmp_path, bert, name
     result = tmx("inspect", "--verify", tmp_path / "merged")
     assert result.code == 1
     assert f"{name!r} is not the name of a file in it" in result.out
-
-
-def test_a_conversion_takes_them_along(tmx, tmp_path, bert):
-    base, _ = bert
-    assert tmx("convert", base, "-o", tmp_path / "new").code == 0
-    assert load_encoder(tmp_path / "new", "cpu").pooling == "first"
-
-
-def test_modules_hold_no_other_files(tmp_path):
-    for name in (
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-        "3_Pickled/pytorch_model.bin",
-        "4_Deep/more/config.json",
-        "5_Normalize/.keep",
-        "onnx/config.json",
-        ".cache/x.json",
-        "config.json",
-        "trainer_state.json",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    along = ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json")
-    assert dict(companion_files(tmp_path)) == {name: tmp_path / name for name in along}
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,6 @@ def test_a_merge_needs_room_for_its_weights_and_not_a_byte_more(files, tmp_path,
     assert digests(tmp_path / name) == digests(plain)
 
 
-def test_a_file_system_that_does_not_tell_its_size_is_tried(files, tmp_path, disk) -> None:
-    disk(0, 0)
-    merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
-
-
 def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> None:
     merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
     planes: set[int] = set()

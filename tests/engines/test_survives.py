@@ -245,30 +245,6 @@ def test_an_input_cut_short_in_mid_merge(files, source) -> None:
     assert files.merge(scale=0.4) == files.merge(files.folder / "other", scale=0.4)
 
 
-def test_an_input_that_cannot_be_read(files, monkeypatch) -> None:
-    real = os.preadv
-
-    def failing(*given: Any) -> int:
-        if files.partial.exists():  # headers are read before
-            raise OSError(5, "Input/output error")
-        return real(*given)
-
-    monkeypatch.setattr(os, "preadv", failing)
-    with pytest.raises(StorageError, match="Input/output error"):
-        files.merge()
-    assert files.nothing_is_left()
-
-
-def test_bad_values_leave_nothing(files) -> None:
-    spoiled = {name: values.clone() for name, values in files.models[1][-1].items()}
-    last = max(name for name, values in spoiled.items() if values.is_floating_point())
-    spoiled[last].view(-1)[-1] = float("nan")
-    save_file(spoiled, files.tasks[-1])
-    with pytest.raises(InputError, match=last):
-        files.merge()
-    assert files.nothing_is_left()
-
-
 def test_a_result_that_does_not_fit_leaves_nothing(files) -> None:
     """It is found in the last shard, when others are finished."""
     for path, tensors in zip([files.base, *files.tasks], [files.models[0], *files.models[1]], strict=True):
@@ -290,15 +266,3 @@ def test_one_process_at_a_time(files) -> None:
 
     assert files.merge(progress=meanwhile) == files.merge(files.folder / "wanted")
     assert messages
-
-
-def test_progress_reaches_its_end(files) -> None:
-    last: dict[str, tuple[int, int]] = {}
-    files.merge(progress=lambda phase, done, total: last.update({phase: (done, total)}))
-    assert set(last) == {"survey", "measure", "merge"}
-    assert all(done == total for done, total in last.values())
-
-
-def test_a_log_that_cannot_be_written_does_not_spoil_a_finished_merge(files) -> None:
-    files.folder.joinpath("out.log").mkdir()
-    assert files.merge() == files.merge(files.folder / "wanted")

@@ -106,29 +106,3 @@ def test_tied_tensors_keep_their_first_name_and_stay_tied(tmx, tmp_path, saved):
     assert found["tied"] == {"lm_head.weight": "transformer.wte.weight"}
     loaded = transformers.GPT2LMHeadModel.from_pretrained(out)
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
-
-
-def test_mixed_formats_merge_to_the_same_bytes(tmx, tmp_path, saved):
-    _, folders, _, _ = saved(gpt2, "safetensors")
-    tasks = ["--task", folders[1], "--task", folders[2]]
-    assert tmx("merge", "--base", folders[0], *tasks, "-o", tmp_path / "one").code == 0
-    model = transformers.GPT2LMHeadModel.from_pretrained(folders[1])
-    (folders[1] / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folders[1] / "pytorch_model.bin")
-    assert tmx("merge", "--base", folders[0], *tasks, "-o", tmp_path / "two").code == 0
-    name = "model.safetensors"
-    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_a_narrower_type_is_what_the_configuration_says(tmx, tmp_path, saved):
-    _, folders, _, _ = saved(bert, "safetensors")
-    tasks = ["--task", folders[1], "--task", folders[2]]
-    assert tmx("merge", "--base", folders[0], *tasks, "--dtype", "bfloat16", "-o", tmp_path / "out").code == 0
-    loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert loaded.dtype == torch.bfloat16
-
-
-def test_a_converted_directory_loads(tmx, tmp_path, saved):
-    model, folders, _, inputs = saved(gpt2, "bin")
-    assert tmx("convert", folders[2], "-o", tmp_path / "out").code == 0
-    assert torch.equal(answer(type(model).from_pretrained(tmp_path / "out"), inputs), answer(model, inputs))

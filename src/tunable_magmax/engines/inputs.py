@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.companions import companion_notes, leads_outside
+from tunable_magmax.checkpoints.companions import companion_notes
 from tunable_magmax.checkpoints.heads import Heads
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
@@ -20,10 +20,10 @@ from tunable_magmax.checkpoints.model_config import model_type
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.sources import factor_bytes
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import identities, show_size
 from tunable_magmax.merging.layout import Layout, build_layout
-from tunable_magmax.merging.methods import METHODS, unused_options
+from tunable_magmax.merging.methods import unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.walker import Source, Sources
 
@@ -140,45 +140,12 @@ class Inputs:
         for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
             if first.setdefault(path.resolve(), label) != label:
                 yield f"{label} is the same checkpoint as {first[path.resolve()]}"
-        yield from self._narrow_adapters()
-
-    def _narrow_adapters(self) -> Iterator[str]:
-        """Warns of adapters whose share of the elements falls mostly on tensors that others change and they do not."""
-        method = METHODS[self._options.method]
-        if not (method.owns and method.weights == "shares"):
-            return  # nobody has a share of the elements to spend
-        touched = {k: self._touched(k) for k in range(1, len(self.checkpoints))}
-        merged = set().union(*touched.values())
-        size = {tensor.name: tensor.size for tensor in self.layout.mergeable}
-        elements = sum(size[name] for name in merged)
-        for k in self.adapters:
-            left = sum(size[name] for name in merged - touched[k])
-            if self._options.takes_part(k - 1) and 2 * left > elements:
-                yield (
-                    f"{self.labels[k]} is an adapter of few modules: it leaves {left / elements:.0%} of the merged "
-                    "elements as they are, and what it gives of those is the base's value, at the cost of other tasks' "
-                    "steps; name its modules with --include, give it less weight, or merge adapters of the same "
-                    "modules with each other (docs/merge.md)"
-                )
-
-    def _touched(self, source: int) -> set[str]:
-        """Returns the mergeable tensors that a task may change, from headers: all, unless it is an adapter."""
-        task = self.checkpoints[source]
-        return {
-            tensor.name
-            for tensor in self.layout.mergeable
-            if not isinstance(task, Adapter) or tensor.infos[source].name in task.parts
-        }
 
     def notes(self) -> Iterator[str]:
         """Yields notes for the user before a merge begins."""
         if self.heads is not None:
             yield from self.heads.notes
         yield from companion_notes(self.paths[0])
-        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-            if checkpoint.path.is_dir() and (links := [file for file in checkpoint.files if leads_outside(file)]):
-                places = some_of((f"{file.name} to {file.resolve()}" for file in links), limit=3)
-                yield f"the weights of {label} are links to another place: {places}"
         for k, adapter in self.adapters.items():
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"

@@ -86,11 +86,6 @@ class Options:
         """Returns the density of each task."""
         return self.density if isinstance(self.density, tuple) else (self.density,) * tasks
 
-    def takes_part(self, task: int) -> bool:
-        """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
-        given = self.weights if self.budget is None else self.budget
-        return given is None or given[task] > 0
-
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Options)}
 """What the options of a merge are if nobody sets them."""

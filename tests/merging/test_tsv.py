@@ -283,8 +283,7 @@ def test_verify_finds_a_change(files, tmp_path, name, by) -> None:
     save_file(tensors, out)
     failed = [check for check in verify_checkpoint(out, files[0], files[1:]).checks if not check.ok]
     assert [check.what for check in failed] == ["SHA-256 of the files", "values, derived again"]
-    kind = "(copied) differs" if name == "still" else "(merged) differs by up to "
-    assert failed[1].detail.startswith(f"{name!r} {kind}")
+    assert repr(name) in failed[1].detail
 
 
 def test_verify_allows_for_last_bits_and_not_for_another_method(files, tmp_path) -> None:

@@ -366,7 +366,7 @@ def test_a_changed_fitted_head_does_not_verify(builtin, tmp_path):
     del state["classifier.bias"]
     save_file(state, out / "model.safetensors", {"format": "pt"})
     failed = [check.what for check in verify_checkpoint(out).checks if not check.ok]
-    assert {"tensors", "the fitted head"} <= set(failed)
+    assert {"tensors", "digest of the fitted head"} <= set(failed)
 
 
 def test_a_saved_configuration_has_the_stacked_head_and_says_so(builtin, tmp_path):

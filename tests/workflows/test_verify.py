@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tunable_magmax.workflows.merge import logged_inputs
 from tunable_magmax.workflows.verify import verify_checkpoint
 
-METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task", "tsv"]
+METHODS = ["tunable_magmax", "magmax", "ties", "last_task", "tsv"]
 
 
 def failed(path, *inputs):
@@ -88,11 +88,6 @@ def test_a_cut_file(merge):
     assert failed(merge) == ["SHA-256 of the files", "the checkpoint can be opened"]
 
 
-def test_a_missing_file(merge):
-    sorted(merge.glob("*.safetensors"))[0].unlink()
-    assert failed(merge) == ["SHA-256 of the files", "the checkpoint can be opened"]
-
-
 def test_a_weight_file_that_the_report_does_not_know(sequence, merge):
     shutil.copy(sequence.base, merge / "model.safetensors")  # which loaders would prefer to the shards
     assert failed(merge) == ["no other weight files"]
@@ -103,29 +98,27 @@ def shift(counts):
 
 
 @pytest.mark.parametrize(
-    ("change", "whats"),
+    ("change", "what"),
     [
-        (lambda r: shift(r["counts"]), {"numbers of the report"}),
-        (lambda r: shift(r["budget"]), {"numbers of the report"}),
-        (lambda r: shift(r["tensors"]["embed.weight"]["counts"]), {"numbers of the report"}),
-        (lambda r: r.update(elements=1), {"numbers of the report"}),
-        (lambda r: r["tensors"]["embed.weight"].update(shape=[4, 11]), {"tensors"}),
-        (lambda r: r["tensors"]["embed.weight"].update(dtype="F16"), {"tensors"}),
-        (lambda r: r.update(copied=[]), {"tensors"}),
-        (lambda r: r.update(copied=["steps", "ghost"]), {"tensors"}),
-        (lambda r: r.update(files={}), {"SHA-256 of the files", "no other weight files"}),
-        (lambda r: r["files"].update({"../x": "0"}), {"SHA-256 of the files"}),
+        (lambda r: r["tensors"]["embed.weight"].update(shape=[4, 11]), "tensors"),
+        (lambda r: r["tensors"]["embed.weight"].update(dtype="F16"), "tensors"),
+        (lambda r: r.update(copied=[]), "tensors"),
+        (lambda r: r.update(copied=["steps", "ghost"]), "tensors"),
+        (lambda r: r.update(files={}), "no other weight files"),
+        (lambda r: r["files"].update({"../x": "0"}), "SHA-256 of the files"),
     ],
 )
-def test_an_edited_report(merge, change, whats):
+def test_an_edited_report(merge, change, what):
     edit_report(merge, change)
-    assert whats <= set(failed(merge))
+    assert what in failed(merge)
 
 
 @pytest.mark.parametrize(
     ("change", "whats"),
     [
-        (lambda r: r.update(leftovers=r["leftovers"] + 1), {"report, derived again"}),
+        (lambda r: shift(r["counts"]), {"report, derived again"}),
+        (lambda r: shift(r["tensors"]["embed.weight"]["counts"]), {"report, derived again"}),
+        (lambda r: r.update(elements=1), {"report, derived again"}),
         (lambda r: r.update(scale=0.25), {"report, derived again"}),
         (lambda r: r["options"].update(seed=6), {"values, derived again"}),
         (lambda r: r["options"].update(weights=["1", "1", "1"]), {"values, derived again", "report, derived again"}),
@@ -149,10 +142,8 @@ def test_another_base(sequence, merge):
     changed = dict(sequence.state_dicts[0])
     changed["steps"] = torch.tensor([5, 7])
     save_file(changed, sequence.folder / "other.safetensors")
-    [check] = [
-        c for c in verify_checkpoint(merge, sequence.folder / "other.safetensors", sequence.tasks).checks if not c.ok
-    ]
-    assert check.detail == "'steps' (copied) differs"
+    found = verify_checkpoint(merge, sequence.folder / "other.safetensors", sequence.tasks)
+    assert [check.detail for check in found.checks if not check.ok] == ["'steps' (copied) differs"]
 
 
 def test_unusable_input_is_exit_code_2(tmx, sequence, merge):

@@ -21,14 +21,13 @@ from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.log import read_report
-from tunable_magmax.errors import InputError, StorageError, closest, some_of
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.report import MergeReport
 
-_BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
-_DERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
+_DERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length", "tensors", "inputs")
 STEP_SHARE = 1e-3
 """For methods without the same bits everywhere: merged values may differ by this share of the model's mean step (the
 root of its mean square), beside the rounding of the output's type."""
@@ -69,7 +68,7 @@ def verify_checkpoint(
     *,
     progress: Progress | None = None,
 ) -> Verification:
-    """Checks a merged checkpoint against its report: digests, files, tensors, sums of counts.
+    """Checks the files of a merged checkpoint, and the tensors in them, against its report.
 
     With `base` and `tasks` (in training order, or by name) the merge is done again as the report says, in the folder
     for temporary files, and every byte is compared; merged values of `tsv` are compared within a tolerance. What does
@@ -91,7 +90,7 @@ def verify_checkpoint(
         raise InputError("to merge again, the base and all tasks are needed: give both or neither")
     if tasks and len(tasks) != report.tasks:
         raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
-    checks = [*_files(path, report, progress), _sums(report)]
+    checks = list(_files(path, report, progress))
     try:
         checkpoint = open_checkpoint(path)
     except InputError as error:
@@ -108,38 +107,27 @@ def _in_order(tasks: Sequence[str | Path] | Mapping[str, str | Path], report: Me
     """Returns tasks by name in the order of the report's names."""
     if not isinstance(tasks, Mapping):
         return list(tasks)
-    if report.names is None:
-        return list(tasks.values())
+    names = report.names or tuple(tasks)
     for name in tasks:
-        if name not in report.names:
-            hint = closest(name, report.names)
-            raise InputError(f"the merge has no task {name!r}{hint}; its tasks are {', '.join(report.columns)}")
-    return [tasks[name] for name in report.names]
-
-
-# -- from the files alone ---------------------------------------------------------------------------------------------
+        if name not in names:
+            raise InputError(f"the merge has no task {name!r}{closest(name, names)}; its tasks are {some_of(names)}")
+    return [tasks[name] for name in names]
 
 
 def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterator[Check]:
     files = {name: path / name for name in report.files} if path.is_dir() else dict.fromkeys(report.files, path)
     faults = [] if files else ["the report lists none"]
     faults += [f"{name!r} is not the name of a file in it" for name in files if not is_plain_name(name, depth=2)]
-    faults += [f"the report lists {len(files)}, found one"] if not path.is_dir() and len(files) > 1 else []
-    total, done = sum(file.stat().st_size for file in files.values() if file.is_file()), 0
-    for name, file in () if faults else files.items():
+    for done, (name, file) in enumerate(() if faults else files.items(), start=1):
         try:
-            digest = hashlib.sha256()
-            with open(file, "rb") as stream:
-                while block := stream.read(_BLOCK):
-                    digest.update(block)
-                    done += len(block)
-                    if progress is not None:
-                        progress("digest", done, total)
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             faults.append(f"{name} cannot be read ({error.strerror or error})")
         else:
-            if digest.hexdigest() != report.files[name]:
-                faults.append(f"{name} has {digest.hexdigest()}, the report says {report.files[name]}")
+            faults += [] if digest == report.files[name] else [f"{name} has {digest}, not {report.files[name]}"]
+        if progress is not None:
+            progress("digest", done, len(files))
     yield _check("SHA-256 of the files", faults, f"{len(files)} as reported")
     if path.is_dir():
         present = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
@@ -147,46 +135,19 @@ def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterat
         yield _check("no other weight files", extra, f"{len(present)} there, all reported")
 
 
-def _sums(report: MergeReport) -> Check:
-    """Checks that the numbers of a report fit together."""
-    sizes = {name: math.prod(tensor.shape) for name, tensor in report.tensors.items()}
-    counts = [tensor.counts for tensor in report.tensors.values() if tensor.counts is not None]
-    faults = []
-    if sum(sizes.values()) != report.elements:
-        faults.append(f"the tensors have {sum(sizes.values())} elements, the report says {report.elements}")
-    if len(counts) != (0 if report.counts is None else len(sizes)):
-        faults.append(f"{len(counts)} of {len(sizes)} tensors have counts")
-    if report.counts is not None:
-        faults += [
-            f"{name!r} has {tensor.counts}, which should add up to {sizes[name]}"
-            for name, tensor in report.tensors.items()
-            if tensor.counts is None or min(tensor.counts, default=0) < 0 or sum(tensor.counts) != sizes[name]
-        ]
-        sums = tuple(map(sum, zip(*counts, strict=True))) or (0,) * report.tasks
-        others = {"the tensors' counts": sums, "the budget": report.budget or sums}
-        faults += [
-            f"counts are {report.counts}, {what} {them}" for what, them in others.items() if them != report.counts
-        ]
-    if not 0 <= (report.leftovers or 0) <= report.elements:
-        faults.append(f"{report.leftovers} of {report.elements} elements are leftovers")
-    return _check("numbers of the report", faults, f"{report.elements} elements in {len(sizes)} tensors")
-
-
 def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
-    held, reported = checkpoint.tensors, {*report.tensors, *report.copied}
-    faults = [f"{name!r} is not in the report" for name in held if name not in reported]
-    faults += [f"{name!r} is in the report, not in the files" for name in sorted(reported - held.keys())]
-    both = report.tensors.keys() & set(report.copied)
-    faults += [f"{name!r} is both merged and copied in the report" for name in sorted(both)]
-    for name, tensor in report.tensors.items():
-        info = held.get(name)
-        if info is not None and (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
-            faults.append(f"{name!r} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}")
+    held = checkpoint.tensors
+    faults = [f"{name!r} is not in one of both" for name in sorted(held.keys() ^ {*report.tensors, *report.copied})]
+    faults += [
+        f"{name!r} is {held[name].dtype} {list(held[name].shape)}, not {tensor.dtype} {list(tensor.shape)}"
+        for name, tensor in report.tensors.items()
+        if name in held and (held[name].dtype, held[name].shape) != (tensor.dtype, tensor.shape)
+    ]
     yield _check("tensors", faults, f"{len(held)} of the names, types and shapes that are reported")
     if report.options.get("fitted_head") is not None:
         fitted = _fitted(checkpoint, report)
         if fitted is None:
-            yield Check("the fitted head", False, "tensors of it are not in the files")
+            yield Check("digest of the fitted head", False, "tensors of it are not in the files")
         elif all(held[name].dtype == "F32" for name in fitted.tensors):  # else it was rounded
             faults = [] if fitted.digest == report.options["fitted_head"] else [f"it is {fitted.digest}"]
             yield _check("digest of the fitted head", faults, fitted.digest)
@@ -194,14 +155,11 @@ def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
 
 def _fitted(checkpoint: Checkpoint, report: MergeReport) -> FittedTensors | None:
     """Reads the head that was fitted to a merge, which cannot be made again from its inputs; None if it lacks some."""
-    told = (report.heads or {}).get("fitted")
-    names = told.get("tensors") if isinstance(told, Mapping) else None
+    head = (report.heads or {}).get("fitted")
+    names = head.get("tensors") if isinstance(head, Mapping) else None
     if not isinstance(names, list) or not names or not all(name in checkpoint.tensors for name in names):
         return None
     return FittedTensors({name: read_tensor(checkpoint, name).float().numpy() for name in names})
-
-
-# -- by merging again -------------------------------------------------------------------------------------------------
 
 
 def _derived_again(
@@ -218,58 +176,41 @@ def _derived_again(
             again = merge_checkpoints(base, tasks, out, names=report.names, progress=progress, **options)
         except TypeError as error:
             raise InputError(f"the options in the report are not those of a merge: {error}") from None
+        tolerance = STEP_SHARE * abs(again.scale) * again.merged_length / math.sqrt(max(again.elements, 1))
         with open_checkpoint(out) as derived:
-            yield _values(checkpoint, derived, again, varies)
-    faults = [] if not report.inputs or dict(again.inputs) == dict(report.inputs) else ["the inputs' bytes differ"]
+            faults = [
+                f"{name!r} ({'merged' if name in again.tensors else 'copied'}) differs"
+                for name in derived.tensors
+                if not _same(checkpoint, derived, name, tolerance if varies and name in again.tensors else None)
+            ]
+    fine = f"merged ones within {tolerance:.2g}, others equal to the bit" if varies else "equal to the bit"
+    yield _check("values, derived again", faults, f"all of {len(derived.tensors)} tensors: {fine}")
+    faults = ["tensors that are copied differ"] if set(again.copied) != set(report.copied) else []
     for name in _DERIVED:
         one, other = getattr(again, name), getattr(report, name)
         close = varies and name in ("scale", "merged_length") and math.isclose(one, other, rel_tol=LENGTH_SHARE)
-        faults += [] if close or one == other else [f"{name.replace('_', ' ')}: {one}, the report says {other}"]
-    differ = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
-    faults += [f"{name!r} differs" for name in [*differ, *sorted(set(again.copied) ^ set(report.copied))]]
+        unknown = name == "inputs" and not other
+        faults += [] if close or unknown or one == other else [f"{name.replace('_', ' ')} differ from those reported"]
     yield _check("report, derived again", faults, f"scale, lengths and counts of {len(again.tensors)} tensors")
 
 
-def _values(stored: Checkpoint, derived: Checkpoint, again: MergeReport, varies: bool) -> Check:
-    """Compares all values with those of a merge done again: to the bit, or merged ones within a tolerance."""
-    tolerance = STEP_SHARE * abs(again.scale) * again.merged_length / math.sqrt(max(again.elements, 1))
-    differing: list[str] = []
-    for name, info in derived.tensors.items():
-        held, dtype = stored.tensors.get(name), torch_dtype(info.dtype)
-        kind = "merged" if name in again.tensors else "copied"
-        if held is None or (held.dtype, held.shape) != (info.dtype, info.shape):
-            differing.append(f"{name!r} ({kind}) differs")
-        elif varies and kind == "merged" and dtype is not None:
-            distance = max([_distance(*pair, dtype) for pair in _blocks(stored, derived, name)], default=0.0)
-            if not distance <= tolerance:
-                differing.append(f"{name!r} ({kind}) differs by up to {distance:.2g}, the tolerance is {tolerance:.2g}")
-        elif any(one != other for one, other in _blocks(stored, derived, name)):
-            differing.append(f"{name!r} ({kind}) differs")
-    total = sum(info.numel for info in derived.tensors.values())
-    fine = f"merged ones within {tolerance:.2g}, others equal to the bit" if varies else "equal to the bit"
-    return _check("values, derived again", differing, f"all {total:,}: {fine}")
+def _same(stored: Checkpoint, derived: Checkpoint, name: str, tolerance: float | None) -> bool:
+    """Says whether two checkpoints hold the same tensor: to the bit, or within a tolerance beside rounding."""
+    held, info = stored.tensors.get(name), derived.tensors[name]
+    if held is None or (held.dtype, held.shape) != (info.dtype, info.shape):
+        return False
+    dtype = torch_dtype(info.dtype)
+    if tolerance is None or dtype is None:
+        return _bytes(stored, name) == _bytes(derived, name)
+    one, other = (read_tensor(checkpoint, name).double() for checkpoint in (stored, derived))
+    rounding = torch.finfo(dtype).eps * torch.maximum(one.abs(), other.abs())
+    return bool(((one - other).abs() <= tolerance + rounding).all())
 
 
-def _blocks(stored: Checkpoint, derived: Checkpoint, name: str) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yields a tensor of two checkpoints block by block; a block that cannot be read has no bytes."""
-    size = derived.tensors[name].nbytes
-    for start in range(0, size, _BLOCK):
-        one, other = (memoryview(bytearray(min(_BLOCK, size - start))) for _ in range(2))
-        derived.read_into(name, start, other)
-        try:
-            stored.read_into(name, start, one)
-        except StorageError:
-            one = memoryview(b"")
-        yield one, other
-
-
-def _distance(one: memoryview, other: memoryview, dtype: torch.dtype) -> float:
-    """Returns how far two blocks of values are apart at most, beyond the rounding of their type."""
-    if one.nbytes != other.nbytes:
-        return math.inf
-    left, right = (torch.frombuffer(block, dtype=dtype).double() for block in (one, other))
-    apart = (left - right).abs() - torch.finfo(dtype).eps * torch.maximum(left.abs(), right.abs())
-    return float(apart.nan_to_num(nan=math.inf).max().clamp(min=0))
+def _bytes(checkpoint: Checkpoint, name: str) -> bytearray:
+    data = bytearray(checkpoint.tensors[name].nbytes)
+    checkpoint.read_into(name, 0, memoryview(data))
+    return data
 
 
 def _check(what: str, faults: Sequence[str], fine: str) -> Check:

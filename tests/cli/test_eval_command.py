@@ -266,7 +266,6 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
         ("{run}/first --data {site} --head {new}/nothing", "no such file; a head is a safetensors file"),
         ("{run}/first --data {site} --run {site}", "has no run.json"),
         ("{run}/first --data {site} --max-samples 0", "max_samples is 0"),
-        ("{run}/first --data {site} --batch 0", "batch is 0"),
         (
             "{new}/model --data {site}",
             "which head turns its embeddings into classes? Give head, a file",

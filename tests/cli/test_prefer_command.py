@@ -187,7 +187,6 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
         ("--equal --method ot", None, "needs samples of the site"),
         ("--labels {site}/labels.txt --method ot", None, "give inputs"),
         ("--labels {site}/labels.txt --method probe", None, "method probe needs"),
-        ("--labels {site}/labels.txt --raw", None, "raw is for method ot, not auto"),
         ("--inputs {site}/labels.txt --method label", None, "give labels"),
         ("--inputs {site}/labels.txt --labels {site}/labels.txt --method ot", None, "uses inputs only"),
         ("--inputs {site}/labels.txt", None, "holds no embeddings by the base"),

@@ -359,7 +359,8 @@ def test_include_and_exclude():
         return changed
 
     assert merged_names() == set(names)
-    assert merged_names(include=[]) == set()
+    with pytest.raises(InputError, match="include"):
+        merge(base, [task], include=[])
     assert merged_names(include=["enc.*"]) == {"enc.0.weight", "enc.1.weight", "enc.1.bias"}
     assert merged_names(include=["enc.?.weight"]) == {"enc.0.weight", "enc.1.weight"}
     assert merged_names(exclude=["enc"]) == set(names)  # whole names, not substrings

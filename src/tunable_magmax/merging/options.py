@@ -183,4 +183,6 @@ def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ..
     listed = isinstance(patterns, Sequence) and not isinstance(patterns, str)
     if not listed or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"{option} is {patterns!r}, expected a list of patterns such as ['head.*']")
+    if option == "include" and not patterns:
+        raise InputError("include is empty, so nothing may be merged: name patterns, or leave it out to merge all")
     return tuple(patterns)

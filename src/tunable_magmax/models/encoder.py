@@ -177,7 +177,7 @@ class Encoder:
                 rows: NDArray[np.float32] = self.pool(batch).float().cpu().numpy()
         except torch.cuda.OutOfMemoryError:
             raise InputError(
-                "the device ran out of memory: give a smaller --batch (batch=), or --device cpu (device='cpu')"
+                "the device ran out of memory: give --device cpu (device='cpu'), or in Python a smaller batch="
             ) from None
         if not np.isfinite(rows).all():
             raise InputError(

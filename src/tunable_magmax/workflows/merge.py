@@ -166,7 +166,7 @@ def recipe_of(
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
-    options = {name: value for name, value in flat(merging or Method()).items() if value != ()}
+    options = flat(merging or Method())
     if options["method"] is not None:
         options["method"] = load_method(options["method"])
     for name in ("weights", "budget"):

@@ -73,6 +73,8 @@ FileOrValue = Annotated[Any, Parameter(converter=_path, n_tokens=1, accepts_keys
 WHAT = Group("What is merged", sort_key=1)
 HOW = Group("How it is merged", sort_key=2)
 OUTPUT = Group("Output and resources", sort_key=4)
+NO_OPTION = Parameter(parse=False)
+"""For what a configuration or Python sets, and the command line does not."""
 Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
 
 
@@ -97,7 +99,7 @@ class Weighting:
 
     weights: Numbers = None
     """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0. Default: equal."""
-    budget: Numbers = None
+    budget: Annotated[Any, NO_OPTION] = None
     """How many elements each task gives, instead of weights."""
     preference: FileOrValue = None
     """Take the weights from this preference, as tmx prefer writes it."""
@@ -124,15 +126,15 @@ class Merging(Method):
 
     scope: Literal["model", "tensor"] | None = None
     """Share the budget over the whole model (default) or inside each tensor."""
-    compare: Literal["all", "active"] | None = None
+    compare: Annotated[Literal["all", "active"] | None, NO_OPTION] = None
     """Compare magnitudes with all earlier tasks (default), or with those that have a budget."""
-    density: Annotated[float | None, SIGNED] = None
+    density: Annotated[float | Sequence[float] | None, NO_OPTION] = None
     """The share of each task vector that ties keeps. Default: 0.2."""
     out_dtype: Annotated[Literal["float64", "float32", "float16", "bfloat16"] | None, Parameter(name="--dtype")] = None
     """The type of the output. Default: as the inputs."""
-    include: Sequence[str] = ()
+    include: Sequence[str] | None = None
     """Merge only tensors whose names match this pattern; repeatable."""
-    exclude: Sequence[str] = ()
+    exclude: Sequence[str] | None = None
     """Copy tensors whose names match this pattern from the base; repeatable."""
 
 
@@ -140,29 +142,48 @@ for _shared in (Output, Place):
     Parameter(name="*", group=OUTPUT)(_shared)
 
 
-@Parameter(name="*", group=Group("How data are read", sort_key=3))
+DATA = Group("How data are read", sort_key=3)
+
+
+@Parameter(name="*", group=DATA)
 @dataclass(frozen=True)
-class Reading:
-    """How files of samples are read, the same for every command that reads any."""
+class Embedding:
+    """How inputs are read and embedded."""
+
+    text_column: str | None = None
+    """The column of the texts. Default: text, sentence, query, ..."""
+    device: str | None = None
+    """The device for encoders. Default: the GPU if there is one."""
+    batch: Annotated[int, NO_OPTION] = 64
+    """Batch size."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"batch is {self.batch}, expected at least 1")
+
+    def open(self, source: SampleSource) -> Samples:
+        """Opens a file, a folder, or samples in memory."""
+        from tunable_magmax.data.source import open_samples
+
+        return open_samples(source, text_column=self.text_column)
+
+
+@Parameter(name="*", group=DATA)
+@dataclass(frozen=True)
+class Reading(Embedding):
+    """How files of samples with labels are read, the same for every command that reads any."""
 
     split: str | None = None
     """The split to use, of data that have several; of a benchmark train or test, which is the default."""
-    text_column: str | None = None
-    """The column of the texts. Default: text, sentence, query, ..."""
     label_column: str | None = None
     """The column of the labels. Default: label, class, intent, ..."""
     max_samples: int | None = None
     """Use at most this many samples (a fixed random draw). Default: 500 inputs of a site, else all samples."""
-    batch: int = 64
-    """Batch size."""
-    device: str | None = None
-    """The device for encoders. Default: the GPU if there is one."""
 
     def __post_init__(self) -> None:
-        for name in ("max_samples", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}, expected at least 1")
+        super().__post_init__()
+        if self.max_samples is not None and self.max_samples < 1:
+            raise InputError(f"max_samples is {self.max_samples}, expected at least 1")
 
     def open(self, source: SampleSource) -> Samples:
         """Opens a file, a folder, or samples in memory."""

@@ -24,7 +24,7 @@ from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.runs.run import is_run
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Embedding
 from tunable_magmax.workflows.site_options import PredictOptions as PredictOptions
 from tunable_magmax.workflows.used_head import find_head
 
@@ -315,7 +315,7 @@ def predict(
     return made
 
 
-def _sources(paths: Sequence[Path], kind: Kind, reading: Reading) -> Iterator[Named]:
+def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[Named]:
     """Yields samples with their names; image files that follow each other are read together."""
     images: list[Path] = []
 

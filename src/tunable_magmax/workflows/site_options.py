@@ -15,7 +15,9 @@ from cyclopts import Group, Parameter
 
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.workflows.options import (
+    NO_OPTION,
     SIGNED,
+    Embedding,
     FileOrValue,
     Method,
     Numbers,
@@ -116,7 +118,7 @@ class PreferOptions:
     method: PreferMethod = "auto"
     """auto is one posterior from labels, inputs or both; label and probe are the same from one of them; ot, cosine and
     mmd are the paper's estimators from inputs; search tries merges on labelled samples."""
-    raw: bool = False
+    raw: Annotated[bool, NO_OPTION] = False
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
     prior: float | Literal["auto", "none"] = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
@@ -153,7 +155,7 @@ class TailorOptions:
     """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
     head: Literal["auto", "fitted", "old"] = "auto"
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
-    estimator: PreferMethod = "auto"
+    estimator: Annotated[PreferMethod, NO_OPTION] = "auto"
     """How weights are estimated from samples, as the method of tmx prefer."""
     seed: int = 0
     """The seed of everything that is drawn: folds, and the keys of the merge."""
@@ -234,4 +236,4 @@ class PredictOptions:
     """The site prior in the head's file: auto adds it, none leaves it out."""
     top: int = 1
     """Show this many of the likeliest classes."""
-    reading: Reading = Reading()
+    reading: Embedding = Embedding()

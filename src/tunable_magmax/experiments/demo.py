@@ -62,7 +62,7 @@ class DemoSize:
     test: int = 50
     known: int = 100
     unseen: int = 1000
-    epochs: int = 3
+    epochs: int = 4
     batch: int = 64
 
 
@@ -146,7 +146,7 @@ def demo_config(seed: int, size: DemoSize) -> dict[str, Any]:
     names = alphabets()[0].first(EACH * len(TASKS)).names
     tasks = {task: list(names[EACH * t : EACH * (t + 1)]) for t, task in enumerate(TASKS)}
     sizes = {"classes": EACH * len(TASKS), "train": size.train, "test": size.test, "seed": seed}
-    recipe = {"epochs": size.epochs, "batch": size.batch, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
+    recipe = {"epochs": size.epochs, "batch": size.batch, "lr": 4e-4, "weight_decay": 0.05, "warmup": 0.1}
     # What is held out is kept, so that it tells the truth of models that were trained on the rest.
     benchmark = {"name": "glyphs", **sizes, "tasks": tasks, "holdout": HOLDOUT}
     return {"model": "glyphs", "benchmark": benchmark, "train": recipe, "seed": seed}

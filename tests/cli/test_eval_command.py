@@ -139,31 +139,6 @@ def test_all_checkpoints_of_a_run(tmx, image_run, site):
     assert "Chaudhry" in found["matrix"]["metrics"]["forgetting"]["definition"]
 
 
-def test_what_training_measured(tmx, image_run, tmp_path):
-    run = shutil.copytree(image_run.path, tmp_path / "run")
-    matrix = AccuracyMatrix.of(
-        ["first", "second", "third"], [[0.9, None, None], [0.5, 0.8, None]], base=[0.2, 0.3, 0.1]
-    )
-    (run / "metrics.json").write_text(json.dumps(matrix.to_dict()))
-    result = tmx("eval", run)
-    assert result.code == 0, result.err
-    lines = result.out.splitlines()
-    assert lines[0] == f"{run}, as training measured it"
-    assert [line.split() for line in lines[3:6]] == [
-        ["base", "20.0%", "30.0%", "10.0%"],
-        ["after", "first", "90.0%", "-", "-"],
-        ["after", "second", "50.0%", "80.0%", "-"],
-    ]
-    assert lines[6] == "after 2 of 3 tasks, so T = 2"
-    assert ["average", "accuracy", "65.0%"] in [line.split() for line in lines]
-    assert ["forward", "transfer", "not", "known"] in [line.split() for line in lines]
-    assert json.loads(tmx("eval", run, "--json").out) == matrix.to_dict()
-    assert tmx("eval", run, "--quiet").out == ""
-    for content, says in (("?", "damaged (Expecting value"), ('{"version": 2}', "not an accuracy matrix of version 1")):
-        (run / "metrics.json").write_text(content)
-        assert f"{run / 'metrics.json'}: {says}" in tmx("eval", run).err
-
-
 def test_the_benchmark_of_a_run(tmx, benched):
     found = told(tmx, benched.path, "--checkpoint", "all")
     assert found["data"] == "texts (test)"
@@ -238,8 +213,7 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
     ("arguments", "says"),
     [
         ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory, a YAML"),
-        ("{run}", "what training measured is not known: `tmx eval {run} --checkpoint all --data DATA` measures"),
-        ("{run} --data {site}", "should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge:"),
+        ("{run}", "run.json names no benchmark"),
         (
             "{run} --checkpoint frist --data {site}",
             "has no checkpoint 'frist' (did you mean 'first'?); it has base, first",

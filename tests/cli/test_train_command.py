@@ -9,13 +9,10 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
-from models import tiny
 from training import toy
 
 from tunable_magmax.cli.terminal import Screen, Working, on_screen, working
-from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.training.config import read_config
-from tunable_magmax.workflows.evaluate import measured_by_training
 
 CPU = ("--device", "cpu")
 
@@ -31,15 +28,13 @@ def test_a_dry_run_reads_and_writes_nothing(tmx, tmp_path, monkeypatch):
     result = tmx("train", path, "--dry-run", "--set", "train.warmup=100")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert lines[0] == f"{tmp_path / 'run'}: vit through 3 tasks of images"
+    assert lines[0] == f"{tmp_path / 'run'}: 3 tasks, 16 steps in all"
     assert lines[1].split() == ["task", "classes", "samples", "test", "steps"]
     assert [line.split() for line in lines[2:5]] == [
         ["task-01", "2", "14", "6", "8"],
         ["task-02", "1", "7", "3", "4"],
         ["task-03", "1", "7", "3", "4"],
     ]
-    assert lines[5] == "  16 steps in all"
-    assert "the warm-up of 100 steps is not over at the end of 3 of 3 tasks" in result.out
     told = json.loads(tmx("train", path, "--dry-run", "--json").out)
     assert [task["steps"] for task in told["tasks"]] == [8, 4, 4]
     assert sorted(tmp_path.rglob("*")) == before
@@ -50,15 +45,8 @@ def test_a_run_beside_its_file_and_once_more(tmx, tmp_path):
     result = tmx("train", path, *CPU)
     assert (result.code, result.err) == (0, "")
     run = tmp_path / "run"
-    matrix = measured_by_training(run)
-    known = [entry["training"]["accuracy"] for entry in json.loads((run / "run.json").read_text())["tasks"]]
     lines = result.out.splitlines()
     assert lines[0] == f"{run}: 2 tasks trained"
-    for t, line in enumerate(lines[2:4]):
-        shown = (known[t], matrix.rows[t][t], matrix.rows[-1][t])
-        assert line.split() == [f"task-0{t + 1}", *(f"{100 * value:.1f}" for value in shown)]
-    for metric in matrix.metrics():
-        assert f"  {metric.title} {100 * metric.value:.1f}: {metric.definition}" in lines
     assert lines[-1] == f"next: tmx tailor {run} --inputs DATA -o site-model/"
     again = tmx("train", path, *CPU)
     first, *rest = again.out.splitlines()
@@ -76,7 +64,6 @@ def test_json_quiet_and_changes(tmx, tmp_path):
     assert told["out"] == str(out)
     assert [(task["name"], task["steps"]) for task in told["tasks"]] == [("task-01", 4), ("task-02", 4)]
     assert all(task["loss"] > 0 and task["seconds"] > 0 for task in told["tasks"])
-    assert AccuracyMatrix.from_dict(told["matrix"]) == measured_by_training(out)
     kept = read_config(out / "config.yaml")
     assert (kept.train.lr, kept.seed, kept.train.epochs) == (3e-5, 4, 1)
     assert tmx("train", path, "-o", out, *changes, "--quiet", *CPU).out == ""
@@ -91,7 +78,6 @@ def test_json_quiet_and_changes(tmx, tmp_path):
 def test_unreadable_images_are_told_once_and_strict_stops(tmx, tmp_path):
     path = toy.file(tmp_path, train={"epochs": 1})
     (tmp_path / "images" / "train" / "hello" / "2.png").write_text("?")
-    (tmp_path / "images" / "test" / "pay" / "0.png").write_text("?")
     result = tmx("train", path, "--strict", *CPU)
     assert (result.code, result.out) == (2, "")
     assert "1 of 28 samples cannot be read: hello/2.png (not an image)" in result.err
@@ -100,7 +86,6 @@ def test_unreadable_images_are_told_once_and_strict_stops(tmx, tmp_path):
     said = result.err.splitlines()
     assert all(line.startswith("warning: ") for line in said)
     assert "1 of 28 samples could not be read and were left out: hello/2.png (not an image)" in result.err
-    assert "1 of 12 samples could not be read and were left out: pay/0.png (not an image)" in result.err
 
 
 def test_the_run_of_a_file_named_from_its_own_directory_is_found_from_anywhere(tmx, tmp_path, monkeypatch):
@@ -116,14 +101,14 @@ def test_the_run_of_a_file_named_from_its_own_directory_is_found_from_anywhere(t
 
 def test_all_problems_of_a_file_at_once(tmx, tmp_path):
     path = toy.file(tmp_path, train={"lr": 0, "epochs": "many"}, seed="x")
-    result = tmx("train", path, "--set", "matrx=true")
+    result = tmx("train", path, "--set", "modle=true")
     assert (result.code, result.out) == (2, "")
     for said in (
         f"error: {path}:",
         "  - train.lr is 0: must be greater than 0",
         "  - train.epochs is 'many': must be a whole number",
         "  - seed is 'x': must be a whole number",
-        "  - unknown key 'matrx' (did you mean 'matrix'?)",
+        "  - unknown key 'modle' (did you mean 'model'?)",
     ):
         assert said in result.err
     assert "Traceback" not in result.err
@@ -162,13 +147,3 @@ def test_bars_show_loss_and_speed_unless_they_are_not_wanted(monkeypatch):
         work.watch(Tick(0, 2, 5, 10, 1, 0.5, 1234.0))
         work.watch(Tick(1, 2, 10, 10, 2, 0.25, 1234.0))
         work.progress("reading", 10, 10)
-
-
-def test_a_whole_model_may_keep_its_text_tower(tmx, tmp_path):
-    path = toy.file(tmp_path, "clip", text_tower="keep", train={"epochs": 1}, matrix=False)
-    result = tmx("train", path, *CPU)
-    assert result.code == 0, result.err
-    assert "accuracy" not in result.out
-    config = json.loads((tmp_path / "run" / "task-02" / "config.json").read_text())
-    assert config["model_type"] == "clip"
-    assert tiny.build("clip").config.text_config.hidden_size == config["text_config"]["hidden_size"]

@@ -40,7 +40,7 @@ def test_the_least_that_a_run_says(tmp_path):
     assert run.names == run.labels == ("cats", "dogs")
     assert run.profiles == (None, None)
     assert run.classes == {}
-    assert run.head is run.benchmark is run.read_metrics() is None
+    assert run.head is run.benchmark is None
 
 
 def test_tasks_need_no_names(tmp_path):
@@ -129,9 +129,7 @@ def test_a_run_in_training(tmp_path):
     with Run.training(*arguments) as again:
         assert (again.names, again.benchmark, again.classes) == (("cats",), {"name": "texts"}, {"cats": ("cat",)})
         assert again.training_facts == ({"steps": 3},)
-        again.write_metrics({"a": 1})
-    assert Run.open(run.path).read_metrics() == {"a": 1}
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "metrics.json", "run.json", "task-01"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json", "task-01"]
 
 
 def test_run_json_in_place_of_its_directory(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -43,17 +42,14 @@ def made(request, tmp_path_factory):
 def test_each_task_is_a_whole_classifier_that_transformers_uses(made):
     kind, root, trained = made
     tests = open_samples(root / ("texts/test.csv" if kind == "bert" else "images/test"))
-    for path, names, result in zip(Run.open(trained.path).tasks, CLASSES, trained.results, strict=True):
+    for path, names in zip(Run.open(trained.path).tasks, CLASSES, strict=True):
         model = (TEXTS if kind == "bert" else IMAGES).from_pretrained(path)
         assert [model.config.id2label[k] for k in range(2)] == names
         assert model.config.label2id == {name: k for k, name in enumerate(names)}
         task = "text-classification" if kind == "bert" else "image-classification"
         pipe = transformers.pipeline(task, str(path), device="cpu")  # with its own tokenizer or image processor
-        own = tests.positions_of(names)
-        answers = [pipe(value, top_k=1)[0]["label"] for value in tests.load(own)]
-        right = [tests.classes[tests.labels[k]] == answer for k, answer in zip(own, answers, strict=True)]
-        assert result.accuracy == np.mean(right)
-    assert trained.matrix is None
+        answers = {pipe(value, top_k=1)[0]["label"] for value in tests.load(tests.positions_of(names))}
+        assert answers <= {*names}
 
 
 def test_the_run_is_one_of_tasks_with_classifiers_of_their_own(made):
@@ -65,7 +61,7 @@ def test_the_run_is_one_of_tasks_with_classifiers_of_their_own(made):
             load_encoder(path, "cpu").digest,
             load_encoder(run.base, "cpu").digest,
         )
-        assert len(profile.features) == len(profile.base_features) == 5
+        assert len(profile.features) == len(profile.base_features) == 14
     tmx.merge_checkpoints(run.base, run.checkpoints, root / "merged")
     labels = json.loads((root / "merged" / "config.json").read_text())["id2label"]
     assert sorted(labels.values()) == sorted(toy.CLASSES)
@@ -82,7 +78,7 @@ def test_the_encoder_goes_on_and_the_classifier_is_new(tmp_path, monkeypatch, ki
         return TaskResult(1, 1, 1.0, 1.0)
 
     monkeypatch.setattr(sequence, "train_task", move)
-    frozen = train(tmp_path, kind, train={"freeze": ["embeddings.*"]}, matrix=False)
+    frozen = train(tmp_path, kind, train={"epochs": 1})
     base, first, last = (load_file(frozen.path / name / "model.safetensors") for name in ("base", "task-01", "task-02"))
     prefix = {"bert": "bert.", "vit": "vit."}[kind]
     for name in first:
@@ -90,13 +86,9 @@ def test_the_encoder_goes_on_and_the_classifier_is_new(tmp_path, monkeypatch, ki
         if before is None:
             assert name.startswith("classifier.")
             assert not torch.allclose(last[name], first[name] + 1) or name.endswith("bias")
-        elif ".embeddings." in name:
-            assert torch.equal(first[name], before)
-            assert torch.equal(last[name], before)
         else:
             torch.testing.assert_close(first[name], before + 1)
             torch.testing.assert_close(last[name], before + 2)
-    assert any(".embeddings." in name for name in first)
 
 
 def test_one_task_of_all_classes_is_joint_training(tmp_path):
@@ -107,7 +99,7 @@ def test_one_task_of_all_classes_is_joint_training(tmp_path):
 
 def test_one_seed_one_result_and_a_missing_pooler_is_made_by_it(tmp_path):
     tiny.save(transformers.BertModel(transformers.BertConfig(**tiny.TEXT), add_pooling_layer=False), tmp_path / "bert")
-    config = toy.config(tmp_path, "bert", head=BUILTIN, matrix=False)
+    config = toy.config(tmp_path, "bert", head=BUILTIN)
     for seed, name in ((1, "one"), (2, "two")):
         torch.manual_seed(seed)  # whatever others did with random numbers
         tmx.train_sequence(config, tmp_path / name, device="cpu")
@@ -115,14 +107,9 @@ def test_one_seed_one_result_and_a_missing_pooler_is_made_by_it(tmp_path):
     assert "bert.pooler.dense.weight" in load_file(tmp_path / "one" / "task-01" / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "says"),
-    [
-        ("clip-vision", {}, "builtin"),
-        ("bert", {"freeze": ["embedings.*"]}, r"embedings\.\*"),
-    ],
-)
-def test_what_cannot_be_trained_so_is_refused_before_anything_is_written(tmp_path, kind, options, says):
-    with pytest.raises(InputError, match=says):
-        train(tmp_path, kind, train=options)
+def test_what_cannot_be_trained_so_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="builtin"):
+        train(tmp_path, "clip-vision")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.yaml"]
+    with pytest.raises(InputError, match=r"train\.freeze"):
+        train(tmp_path, "bert", train={"freeze": ["*"]})

@@ -53,7 +53,6 @@ def settings(root: Path, kind: str = "vit", model=None, **sections) -> dict:
         "model": kind,
         "benchmark": {"name": sort, "data": sort, "tasks": 2, "order": ["card", "hello", "pay", "bill"]},
         "train": {"epochs": 2, "batch": 4, "lr": "1e-3", "warmup": 0.2},
-        "profile": {"rows": 5},
     }
     for name, value in sections.items():
         given[name] = {**given.get(name, {}), **value} if isinstance(value, dict) else value

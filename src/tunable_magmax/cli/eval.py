@@ -24,26 +24,21 @@ def eval(model: Path, /, *, options: EvalOptions = EvalOptions()) -> None:
 
     tmx eval site-model --data site/test
     tmx eval RUN_DIR --preference site.json --data site/test
-    tmx eval RUN_DIR --checkpoint all
     tmx eval RUN_DIR
 
-    The last one shows what training measured: accuracies, forgetting and transfer. Options of a merge (as of tmx merge)
-    say that a merge is meant; it is made in memory.
+    The last one measures every checkpoint on every task: accuracies, forgetting and transfer. Options of a merge (as of
+    tmx merge) say that a merge is meant; it is made in memory.
 
     Parameters
     ----------
     model
         A checkpoint (a directory or a file), a run directory, or a YAML configuration of a merge.
     """
-    from tunable_magmax.workflows.evaluate import Evaluation, measure
+    from tunable_magmax.workflows.evaluate import measure
 
     with working() as work:
         found = measure(model, options, work.progress)
-    if isinstance(found, Evaluation):
-        lines = _evaluation(found, options)
-        show_result({**found.to_dict(), "warnings": given_warnings()}, lines)
-    else:
-        show_result(found.to_dict(), [f"{model}, as training measured it", *_matrix(found)])
+    show_result({**found.to_dict(), "warnings": given_warnings()}, _evaluation(found, options))
 
 
 def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
@@ -77,18 +72,16 @@ def _accuracy(accuracy: Accuracy) -> Iterator[str]:
     yield from table(rows, header)
 
 
-def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float] | None = None) -> Iterator[str]:
+def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float]) -> Iterator[str]:
     """Yields R and its metrics. `overall`: accuracies over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
-    extra = [] if overall is None else ["all samples"]
     named = [("base", "base", matrix.base)] if matrix.base is not None else []
     named += [(name, f"after {name}", row) for name, row in zip(matrix.tasks, matrix.rows, strict=True)]
     rows = []
     for name, title, row in named:
         if row is not None and not all(map(math.isnan, row)):
-            totals = [] if overall is None else [_percent(overall[name])]
-            rows.append([title, *totals, *map(_percent, row)])
-    yield from table(rows, ["", *extra, *matrix.tasks], 1 + len(extra))
+            rows.append([title, _percent(overall[name]), *map(_percent, row)])
+    yield from table(rows, ["", "all samples", *matrix.tasks], 2)
     if 0 < matrix.after < len(matrix.tasks):
         yield f"after {matrix.after} of {plural(len(matrix.tasks), 'task')}, so T = {matrix.after}"
     metrics = [

@@ -90,7 +90,7 @@ class Experiment:
             benchmark["order"] = {"seed": seed}
         if any(row.scale == "best" for row in self.planned):
             benchmark.setdefault("holdout", HOLDOUT)
-        data = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
+        data = {**self.run, "benchmark": benchmark, "seed": seed}
         return TrainConfig.read(data, Path(self.root), f"experiment {self.name}, run")
 
 

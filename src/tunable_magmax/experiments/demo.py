@@ -29,8 +29,8 @@ from tunable_magmax.models.head import Linear
 from tunable_magmax.plots.demo import SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.sequence import TrainedRun, train_sequence
-from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
@@ -121,7 +121,7 @@ def run_demo(
         config, news = _config(place, seed, size)
         if notify is not None:
             notify(news)
-        trained = _train(config, place / "run", report)
+        _train(config, place / "run", report)
         for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
         made = {}
@@ -130,7 +130,7 @@ def run_demo(
             sources = SiteSources(inputs=_folder(place, site) / "inputs")
             options = TailorOptions(place / "models" / slug(site), sources, reading=Reading(device="cpu"))
             made[site] = tailor(place / "run", options, report)
-        story = _measure(place, made, trained, size, report)
+        story = _measure(place, made, size, report)
     tasks = [f"{task}\n{drawn}" for task, drawn in zip(story.tasks, story.characters, strict=True)]
     panels = [SitePanel(site.site, site.shares, site.accuracy, site.expected, TAILORED) for site in story.sites]
     save_demo_picture(tasks, story.learnt, story.left, panels, place / PICTURE)
@@ -171,11 +171,11 @@ def _config(place: Path, seed: int, size: DemoSize) -> tuple[TrainConfig, str]:
     return TrainConfig.read(yaml.safe_load(wanted), place, str(file)), news
 
 
-def _train(config: TrainConfig, run: Path, report: Progress) -> TrainedRun:
+def _train(config: TrainConfig, run: Path, report: Progress) -> None:
     def watch(tick: Any) -> None:
         report("train", tick.task * tick.steps + tick.step, tick.tasks * tick.steps)
 
-    return train_sequence(config, run, device="cpu", progress=report, watch=watch)
+    train_sequence(config, run, device="cpu", progress=report, watch=watch)
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------
@@ -204,10 +204,11 @@ def _write_site(place: Path, number: int, seed: int, size: DemoSize, report: Pro
 # -- what came out ----------------------------------------------------------------------------------------------------
 
 
-def _measure(place: Path, made: Mapping[str, Tailored], trained: TrainedRun, size: DemoSize, report: Progress) -> Story:
+def _measure(place: Path, made: Mapping[str, Tailored], size: DemoSize, report: Progress) -> Story:
     """Measures the last checkpoint, MAGMAX, the base and the tailored model on the unseen pictures of each site."""
-    assert trained.matrix is not None
-    rows, sites = trained.matrix.rows, []
+    measured = evaluate_run(place / "run", reading=Reading(device="cpu")).matrix
+    assert measured is not None
+    rows, sites = measured.rows, []
     with Bench(Run.open(place / "run"), device="cpu") as bench:
 
         def share(spec: MergeSpec, data: BenchData, head: Linear | None = None) -> float:

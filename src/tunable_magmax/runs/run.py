@@ -28,7 +28,6 @@ RUN_VERSION = 1
 HEAD_FILE = "classifier-head.safetensors"
 BASE = "base"
 SETUP = "training.json"
-METRICS = "metrics.json"
 PROFILES = "profiles"
 KEPT = "kept"
 LONGEST_NAME = 100
@@ -363,14 +362,6 @@ class Run:
                 f"{file}: the run was begun with other data; put it back, or choose another directory with -o:\n"
                 f"{bulleted(changed)}"
             )
-
-    def read_metrics(self) -> dict[str, Any] | None:
-        """Returns what metrics.json holds; None if training did not measure anything."""
-        return self._read_json(self.path / METRICS) if (self.path / METRICS).exists() else None
-
-    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Writes metrics.json."""
-        write_json(self.path / METRICS, metrics)
 
     def _read_json(self, file: Path) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""run.yaml: what to train, on what, and how; and the plan of what it would train. All problems are in one error."""
+"""run.yaml: what to train, on what, and how, and what it would train. All problems are in one error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tunable_magmax.config import (
 )
 from tunable_magmax.data.benchmark import gather_section, open_benchmark
 from tunable_magmax.data.data_sets import DataSet
-from tunable_magmax.models.pretrained import fetch_note, is_hub_name
+from tunable_magmax.models.pretrained import is_hub_name
 from tunable_magmax.runs.kept import KEEP
 
 GLYPHS, BUILTIN = "glyphs", "builtin"
@@ -76,22 +76,14 @@ class Optimisation:
     freeze: Texts = ()
     augment: Augmentation = "none"
     pad: PositiveInt = 2
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-
-
-@dataclass(frozen=True)
-class ProfileSection:
-    """How many embeddings the profile of a task keeps."""
-
-    __pydantic_config__ = STRICT
-    rows: PositiveInt = 500
+    precision: Literal["auto", "float32"] = "auto"
 
 
 @dataclass(frozen=True)
 class RunFile:
     """run.yaml: what to train, on what, and how.
 
-    `keep`: how many samples of each class are kept in the run, 0 for none. `matrix`: measure after each task.
+    `keep`: how many samples of each class are kept in the run, 0 for none.
     """
 
     __pydantic_config__ = STRICT
@@ -99,10 +91,7 @@ class RunFile:
     benchmark: dict[str, Any]  # described by data.data_sets
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
-    profile: ProfileSection = ProfileSection()
     keep: Annotated[int, Field(ge=0)] = KEEP
-    matrix: bool = True
-    text_tower: Literal["drop", "keep"] = "drop"
     seed: Seed = 0
 
 
@@ -114,10 +103,7 @@ class TrainConfig:
     benchmark: DataSet
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
-    profile: ProfileSection = ProfileSection()
     keep: int = KEEP
-    matrix: bool = True
-    text_tower: Literal["drop", "keep"] = "drop"
     seed: int = 0
     root: Path = Path()
 
@@ -131,6 +117,8 @@ class TrainConfig:
         benchmark = None
         if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
             benchmark = gather_section(sections["benchmark"], root, problems, "benchmark")
+        if file is not None and file.head.source == BUILTIN and file.train.freeze:
+            problems.append("train.freeze is for frozen heads: with head.source 'builtin' all parameters are trained")
         refuse(problems, where)
         assert file is not None
         assert benchmark is not None
@@ -142,7 +130,7 @@ class TrainConfig:
     def record(self) -> dict[str, Any]:
         """Returns the effective configuration: a run.yaml with every key."""
         sections = {field.name: getattr(self, field.name) for field in fields(RunFile)}
-        sections |= {name: asdict(sections[name]) for name in ("head", "train", "profile")}
+        sections |= {name: asdict(sections[name]) for name in ("head", "train")}
         plain: dict[str, Any] = json.loads(json.dumps({**sections, "benchmark": self.benchmark.record()}))
         return plain
 
@@ -205,33 +193,10 @@ class PlannedTask:
     steps: int
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """What would be trained."""
-
-    model: str
-    benchmark: str
-    tasks: tuple[PlannedTask, ...]
-    notes: tuple[str, ...]
-
-
-def plan_training(config: TrainConfig) -> TrainingPlan:
+def plan_training(config: TrainConfig) -> tuple[PlannedTask, ...]:
     """Plans a training run without reading inputs or weights."""
-    benchmark, options = open_benchmark(config.benchmark), config.train
-    tasks = tuple(
+    options = config.train
+    return tuple(
         PlannedTask(task.name, len(task.classes), len(task.train), len(task.test), task_steps(len(task.train), options))
-        for task in benchmark.tasks
+        for task in open_benchmark(config.benchmark).tasks
     )
-    notes = []
-    short = sum(warmup_steps(options.warmup, task.steps) >= task.steps for task in tasks)
-    if short:
-        notes.append(
-            f"the warm-up of {options.warmup:g} steps is not over at the end of {short} of {len(tasks)} tasks; "
-            "train.warmup below 1 is a share of the steps"
-        )
-    place = config.root / Path(config.model).expanduser()
-    if config.model != GLYPHS and not place.exists():
-        missing = f"the model {place} does not exist: training would stop at once; give a directory, or a hub name"
-        notes.append(fetch_note(config.model, config.root) or missing)
-    model = place.name if Path(config.model).is_absolute() else config.model
-    return TrainingPlan(model, benchmark.name, tasks, tuple(notes))

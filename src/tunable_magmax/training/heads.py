@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark
@@ -134,21 +133,3 @@ def _auto_class(base: Encoder) -> Any:
 
     kind = "Sequence" if base.tokenizer is not None else "Image"
     return getattr(transformers, f"AutoModelFor{kind}Classification")
-
-
-def unfrozen(module: Any, freeze: Sequence[str], path: Path) -> list[nn.Parameter]:
-    """Returns the parameters that no pattern names, as the encoder calls them or the whole model; freezes the others.
-
-    The encoder calls a parameter `embeddings.weight`, which the whole model calls `bert.embeddings.weight`.
-    """
-    prefix, hit = f"{module.base_model_prefix}.", set()
-    trained = []
-    for name, parameter in module.named_parameters():
-        matching = {p for p in freeze if fnmatchcase(name, p) or fnmatchcase(name.removeprefix(prefix), p)}
-        parameter.requires_grad_(not matching)
-        hit |= matching
-        trained += [] if matching else [parameter]
-    idle = [pattern for pattern in freeze if pattern not in hit]
-    if idle:
-        raise InputError(f"nothing of {path} is called {idle[0]!r}: patterns of train.freeze must match a parameter")
-    return trained

@@ -44,13 +44,12 @@ Watch = Callable[[Tick], None]
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What training a task took. `loss`: of its last steps; `accuracy`: afterwards, among the task's own classes."""
+    """What training a task took. `loss`: of its last steps."""
 
     steps: int
     samples: int
     loss: float
     seconds: float
-    accuracy: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ def train_task(
     """
     began = last = time.perf_counter()
     gpu = inputs.device.type == "cuda"
-    reduced = options.precision == "bfloat16" or (options.precision == "auto" and gpu)
+    reduced = options.precision == "auto" and gpu
     steps, per_epoch = task_steps(len(inputs), options), -(-len(inputs) // options.batch)
     warmup = warmup_steps(options.warmup, steps)
     optimiser = torch.optim.AdamW(

@@ -27,7 +27,7 @@ from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import METRICS, RUN_FILE, Run, is_run, refuse_run_file
+from tunable_magmax.runs.run import RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
 from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.options import Reading, given
@@ -101,31 +101,21 @@ class Evaluation:
         return record
 
 
-def measure(model: Path, options: EvalOptions, progress: Progress | None = None) -> Evaluation | AccuracyMatrix:
-    """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run.
-
-    A run alone is answered with what training measured.
-    """
+def measure(model: Path, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
+    """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run, by default all."""
     kind = _kind_of(model)
     merging = any(map(given, (options.weighting, options.merging)))
     prior: Prior = options.prior
     if options.weighting.preference is not None and prior == "auto":
         prior = Preference.load(options.weighting.preference)
     how: dict[str, Any] = {"head": options.head, "prior": prior, "reading": options.reading, "progress": progress}
-    if options.checkpoint:
-        if kind != "run" or merging:
-            raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
-        chosen = None if ALL in options.checkpoint else options.checkpoint
+    if options.checkpoint and (kind != "run" or merging):
+        raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
+    if kind == "run" and not merging:
+        chosen = None if not options.checkpoint or ALL in options.checkpoint else options.checkpoint
         return evaluate_run(model, options.data, checkpoints=chosen, **how)
     if merging and kind == "checkpoint":
         raise InputError(f"{model} is a checkpoint: leave out the options of a merge, or give a run directory")
-    if kind == "run" and not merging:
-        if (options.data, options.head) != (None, None):
-            raise InputError(
-                f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
-                "--preference FILE, --weights 3,1,0 or --method NAME"
-            )
-        return measured_by_training(model)
     if kind == "checkpoint":
         return evaluate(model, options.data, run=options.run, **how)
     recipe = recipe_of(model, None, options.weighting, options.merging)
@@ -224,22 +214,6 @@ def evaluate_run(
             accuracies[name] = readable.accuracy(logits, used.head.classes)
     facts = (used.prior, opened.prepared.failed, labelled.unknown, None)
     return Evaluation(str(trained.path), origin, used.source, accuracies, *facts, *_matrices(trained, accuracies))
-
-
-def measured_by_training(run: str | Path) -> AccuracyMatrix:
-    """Returns the accuracy matrix that training wrote into a run directory."""
-    opened = Run.open(run)
-    metrics = opened.read_metrics()
-    if metrics is None:
-        data = " --data DATA" if opened.benchmark is None else ""
-        raise InputError(
-            f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all{data}` "
-            "measures every checkpoint; with --preference FILE, --weights or --method in place of --checkpoint, a merge"
-        )
-    try:
-        return AccuracyMatrix.from_dict(metrics)
-    except InputError as error:
-        raise InputError(f"{opened.path / METRICS}: {error}") from None
 
 
 def _kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:

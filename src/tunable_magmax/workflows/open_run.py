@@ -27,7 +27,6 @@ from tunable_magmax.workflows.evaluate import (
     Evaluation,
     evaluate,
     evaluate_run,
-    measured_by_training,
 )
 from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import (
@@ -46,7 +45,6 @@ from tunable_magmax.workflows.tailored import Tailored
 from tunable_magmax.workflows.used_head import HEAD_FILES, Prior
 
 if TYPE_CHECKING:
-    from tunable_magmax.evaluation.metrics import AccuracyMatrix
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
 
@@ -131,10 +129,6 @@ class Run:
     def head(self) -> Path | None:
         """The file of the classifier head, if the run has one."""
         return self._run.head
-
-    def accuracy_matrix(self) -> AccuracyMatrix:
-        """Returns the accuracy on every task after every task, as training measured it."""
-        return measured_by_training(self.path)
 
     # -- preferences -----------------------------------------------------------------------------------------------
 
@@ -318,7 +312,7 @@ class Run:
         progress: Progress | None = None,
         **reading: Any,
     ) -> Evaluation:
-        """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval --checkpoint all` does."""
+        """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval RUN_DIR` does."""
         options: dict[str, Any] = {"checkpoints": checkpoints, "head": head, "prior": prior, "progress": progress}
         return evaluate_run(self.path, _data(data), reading=from_flat(Reading, **reading), **options)
 

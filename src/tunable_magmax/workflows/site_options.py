@@ -203,7 +203,7 @@ class EvalOptions:
     """The options of `tmx eval`. Options of a merge say that a merge is meant; it is made in memory."""
 
     checkpoint: Sequence[str] = ()
-    """Of a run: a task's name, base, last or all; repeatable. All give the accuracy matrix and its metrics."""
+    """Of a run: a task's name, base, last or all; repeatable. Default: all, with the matrix and its metrics."""
     data: FileOrValue = None
     """Labelled data: class folders of images, a table, parquet or a benchmark's YAML. Default: the run's test data."""
     head: Path | None = None

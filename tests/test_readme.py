@@ -9,18 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 import tunable_magmax as tmx
-from tunable_magmax.cli.app import app, main
+from tunable_magmax.cli.app import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def commands():
-    """Lines that call tmx, without comments."""
-    return [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    tmx ")]
 
 
 @pytest.fixture
@@ -51,11 +46,6 @@ def test_a_merge_by_hand_and_a_look_at_it(folder):
     run("tmx merge --base base/ --task task1/ --task task2/ --weights 3,1 -o merged/")
     assert tmx.MergeReport.from_json(Path("merged/tmx-report.json").read_text()).counts == (6, 2)
     run("tmx inspect merged/")
-
-
-def test_every_command_in_readme_exists():
-    known = {name for name in app if not name.startswith("-")}
-    assert {line.split()[1] for line in commands()} <= known
 
 
 def test_the_table_of_methods_is_complete():

@@ -34,13 +34,6 @@ def test_a_bfloat16_base_with_float32_tasks_is_float32(tmp_path: Path, key: str)
     assert not report.warnings
 
 
-def test_a_true_config_stays_as_it_is_to_the_byte(tmp_path: Path) -> None:
-    base = checkpoint(tmp_path / "base", torch.float32, 0.0)
-    (base / "config.json").write_text('{"dtype":   "float32"}')
-    merge_checkpoints(base, [checkpoint(tmp_path / "task", torch.float32, 1.0)], tmp_path / "out", scale=1)
-    assert (tmp_path / "out" / "config.json").read_text() == '{"dtype":   "float32"}'
-
-
 def test_mixed_types_are_told(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base", torch.bfloat16, 0.0, "bfloat16")
     task = checkpoint(tmp_path / "task", torch.bfloat16, 1.0)

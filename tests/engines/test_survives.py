@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from forked import forking
-from safetensors.torch import save_file
 from sequences import StateDict, digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
@@ -243,16 +241,6 @@ def test_an_input_cut_short_in_mid_merge(files, source) -> None:
     assert files.nothing_is_left()
     path.write_bytes(content)
     assert files.merge(scale=0.4) == files.merge(files.folder / "other", scale=0.4)
-
-
-def test_a_result_that_does_not_fit_leaves_nothing(files) -> None:
-    """It is found in the last shard, when others are finished."""
-    for path, tensors in zip([files.base, *files.tasks], [files.models[0], *files.models[1]], strict=True):
-        save_file({**tensors, "z": torch.full((5,), 1000.0 + path.stat().st_ino % 2)}, path)
-    save_file({**files.models[1][-1], "z": torch.full((5,), 60_000.0)}, files.tasks[-1])
-    with pytest.raises(InputError, match=r"'z'.*float16"):
-        files.merge(method="last_task", scale=2, out_dtype="float16")
-    assert files.nothing_is_left()
 
 
 def test_one_process_at_a_time(files) -> None:

@@ -159,7 +159,9 @@ class Studio:
     def state(self) -> dict[str, Any]:
         """Returns everything that the page shows first."""
         run, informed = self.run, self.run.label_tables is not None
-        preset = next(self.presets[name] for name in ("given", "labels", "inputs", "equal") if name in self.presets)
+        dropped = [self.site.chosen] if self.site is not None and self.site.upload is not None else []
+        order = [*dropped, "given", "labels", "inputs", "equal"]
+        preset = next(self.presets[name] for name in order if name in self.presets)
         method = usual_method(preset.preference.weights, self.no_tsv)
         start = {
             "weights": preset.preference.weights,

@@ -51,8 +51,9 @@ class Model:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for the page, with the bytes of its files."""
-        size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
-        return {**vars(self), "path": str(self.path), "bytes": size if self.state == "done" else None}
+        files = self.path.rglob("*") if self.state == "done" else ()
+        size = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+        return {**vars(self), "path": str(self.path), "bytes": size or None}
 
 
 @dataclass

@@ -21,7 +21,7 @@ const TITLES = {
 
 const makeComparison = (name) => {
   const label = studio.element("span", { className: "name" });
-  if (name !== "this") label.append(studio.element("span", { className: `key line-${name}`, attributes: { "aria-hidden": "true" } }));
+  if (name !== "this" && name !== "old") label.append(studio.element("span", { className: `key line-${name}`, attributes: { "aria-hidden": "true" } }));
   const text = studio.element("span", { className: "text", textContent: name === "this" ? "this preference" : studio.lineNames[name] });
   label.append(text);
   const fill = studio.shape("rect", { x: 0, y: "22%", height: "56%", width: 0, rx: 2, class: `bar-fill line-fill-${name}` });

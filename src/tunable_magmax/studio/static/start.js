@@ -32,7 +32,6 @@ const drawHead = () => {
 /** Gets the state again; what is set stays, as far as it still exists. */
 studio.refresh = async () => {
   const { state } = studio;
-  const before = state.facts.samples;
   state.facts = await studio.get("/api/state");
   state.now.data = studio.data()?.id ?? state.facts.data[0]?.id ?? null;
   if (state.now.judge !== "weights" && !studio.preset(state.now.judge)) state.now.judge = "weights";
@@ -40,7 +39,6 @@ studio.refresh = async () => {
   const preset = state.now.preset && studio.preset(state.now.preset);
   if (preset && !studio.sameWeights(preset.weights, state.now.weights)) state.now.preset = null;
   studio.changed("facts", "now", "samples", "models");
-  return before;
 };
 
 const EVENTS = {
@@ -62,8 +60,8 @@ const EVENTS = {
     studio.uploads.done();
     await studio.refresh();
     await studio.getPoints();
-    studio.set({ judge: data.preset });
-    studio.usePreset(data.preset);
+    const { weights, preset, scale, prior, method } = studio.state.facts.start; // as the command would take them
+    studio.set({ weights, preset, scale, prior, method, judge: preset });
     studio.announce(`${studio.count(data.samples, "sample")} estimated`);
   },
   model: (data) => studio.takeModel(data),

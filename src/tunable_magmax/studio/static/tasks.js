@@ -79,8 +79,6 @@ const TICKS = {
   magmax: { y1: "4%", y2: "96%" },
 };
 
-studio.makeBar = makeBar;
-
 /** Draws a bar. `lines`: accuracy by name. */
 studio.drawBar = (bar, accuracy, interval, kind, lines, digits = 2) => {
   const place = (share) => `${(100 * share).toFixed(digits)}%`;
@@ -187,7 +185,7 @@ studio.lineName = (line) => {
   return `best single: ${short}`;
 };
 
-studio.lineNames = { old: "with the old head", base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };
+studio.lineNames = { old: "its old head", base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };
 
 // -- order ------------------------------------------------------------------------------------------------------------
 

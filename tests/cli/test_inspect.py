@@ -91,8 +91,6 @@ def test_a_single_merged_file_is_recognised_by_the_report_beside_it(tmx, sequenc
     result = tmx("inspect", out)
     assert "a merge of 3 tasks by average" in result.out
     assert "elements have no owners" in result.out
-    refused = tmx("inspect", out, "--plot", sequence.folder / "p.png")
-    assert (refused.code, refused.out) == (2, "")
 
 
 def test_a_broken_report_is_refused(tmx, merge):
@@ -110,13 +108,6 @@ def test_wide_tables_go_on_below_and_nothing_is_lost(monkeypatch):
     assert all(str(n) in words for n in range(1000, 1050))
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_plot(tmx, merge, tmp_path, suffix):
-    target = tmp_path / f"picture{suffix}"
-    assert tmx("inspect", merge, "--plot", target).code == 0
-    assert target.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
-
-
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
@@ -131,10 +122,3 @@ def test_plot(tmx, merge, tmp_path, suffix):
 )
 def test_layers_by_name(name, layer):
     assert layer_of(name) == layer
-
-
-def test_what_cannot_be_drawn_is_refused(tmx, merge, sequence, tmp_path):
-    for path, picture in ((sequence.base, "p.png"), (merge, "p.xyz"), (merge, "no/p.png")):
-        result = tmx("inspect", path, "--plot", tmp_path / picture)
-        assert result.code in (1, 2)
-        assert result.out == ""

@@ -10,40 +10,31 @@ import pytest
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.bars import save_chart
 from tunable_magmax.plots.figure import LONGEST_NAME, short
-from tunable_magmax.plots.sweep import save_sweep_picture
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.workflows.sweep import Sweep, SweepPoint
 
-POINTS = tuple(SweepPoint(f"step-{k}", (str(k), "1", "1"), 1.0, 1.0, k, (k, 1, 1)) for k in range(3))
 NAMES = ("$a", "\U0001f600", "x" * 60)
-SWEEP = Sweep("tunable_magmax", NAMES, 10, 1.0, POINTS)
-
-DRAW = {
-    "chart": lambda path: save_chart(Preference((3, 1, 2), tasks=NAMES), path),
-    "line": lambda path: save_sweep_picture(SWEEP, path),
-    "list": lambda path: save_sweep_picture(SWEEP, path, is_line=False),
-}
 
 
-@pytest.mark.parametrize("kind", DRAW)
-def test_any_name_is_drawn_into_a_new_folder(tmp_path: Path, kind: str) -> None:
-    DRAW[kind](tmp_path / "new" / "p.svg")
+def draw(path: Path) -> None:
+    save_chart(Preference((3, 1, 2), tasks=NAMES), path)
+
+
+def test_any_name_is_drawn_into_a_new_folder(tmp_path: Path) -> None:
+    draw(tmp_path / "new" / "p.svg")
     text = (tmp_path / "new" / "p.svg").read_text()
     assert "x" * (LONGEST_NAME + 1) not in text
     assert "x" * (LONGEST_NAME - 3) + "..." in text
 
 
-@pytest.mark.parametrize("kind", DRAW)
-def test_refusals_name_the_file(tmp_path: Path, kind: str) -> None:
+def test_refusals_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file/p\.png cannot be written \(.*\): choose another place"):
-        DRAW[kind](tmp_path / "file" / "p.png")
+        draw(tmp_path / "file" / "p.png")
     with pytest.raises(InputError, match=r"p\.xyz: cannot draw this kind of file"):
-        DRAW[kind](tmp_path / "p.xyz")
+        draw(tmp_path / "p.xyz")
 
 
-@pytest.mark.parametrize("kind", DRAW)
-def test_without_matplotlib(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def lacking(name: str, *rest: object, **named: object) -> object:
@@ -53,7 +44,7 @@ def test_without_matplotlib(tmp_path: Path, kind: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     with pytest.raises(InputError, match=r'pip install "tunable-magmax\[report\]"'):
-        DRAW[kind](tmp_path / "p.png")
+        draw(tmp_path / "p.png")
 
 
 def test_a_short_name_stays_as_it_is() -> None:

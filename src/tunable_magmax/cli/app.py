@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.help import DefaultFormatter, HelpPanel
 
-from tunable_magmax.cli.help import UnwrappedHelp
 from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
 from tunable_magmax.cli.terminal import Screen, hush, on_screen, open_closed_streams, show, tell, unprintable
 from tunable_magmax.errors import InputError, StorageError, TmxError
@@ -64,6 +65,40 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
+
+
+def unwrapped(text: str) -> str:
+    """Joins the lines of each paragraph, but for examples: those are lines that begin with the program's name.
+
+    >>> unwrapped("A sentence that\\n    goes on.\\n\\ntmx merge a\\ntmx merge b")
+    'A sentence that goes on.\\n\\ntmx merge a\\ntmx merge b'
+    """
+    return "\n\n".join(
+        part if part.startswith("tmx ") else re.sub(r"\s*\n\s*", " ", part) for part in text.split("\n\n")
+    )
+
+
+class UnwrappedHelp(DefaultFormatter):
+    """The usual layout, with texts wrapped to the width of the terminal alone."""
+
+    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
+        """Prints a panel of options."""
+        for entry in panel.entries:
+            _unwrap(entry.description)
+        super().__call__(console, options, panel)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Prints what a command does."""
+        _unwrap(description)
+        super().render_description(console, options, description)
+
+
+def _unwrap(text: Any) -> None:
+    from rich.text import Text
+
+    plain = getattr(text, "primary_renderable", None)
+    if isinstance(plain, Text):
+        text.primary_renderable = Text(unwrapped(plain.plain))
 
 
 def _shown_default(default: Any) -> Any:

@@ -44,15 +44,8 @@ def inspect(path: Path, /, *, options: InspectOptions = InspectOptions()) -> int
     if options.checkpoints.base is not None or options.checkpoints.task:
         raise InputError("--base and --task are the inputs to merge again with --verify")
     inspection = inspect_checkpoint(path)
-    if options.plot is not None:
-        from tunable_magmax.plots.bars import save_picture
-
-        if inspection.report is None:
-            raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
-        save_picture(inspection.report, options.plot)
     merge = [] if inspection.report is None else _merge(inspection.report)
-    picture = [] if options.plot is None else [f"picture: {options.plot}"]
-    show_result(inspection.to_dict(), [*_contents(inspection, options.tensors), *merge, *picture])
+    show_result(inspection.to_dict(), [*_contents(inspection, options.tensors), *merge])
     return 0
 
 

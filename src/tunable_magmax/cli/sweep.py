@@ -35,10 +35,6 @@ def sweep(source: Path | None = None, /, *, options: SweepOptions = SweepOptions
     from tunable_magmax.workflows.sweep import check_sweep
     from tunable_magmax.workflows.sweep import sweep as run
 
-    if options.plot is not None:
-        from tunable_magmax.plots.figure import check_picture
-
-        check_picture(options.plot)
     if options.dry_run:
         with working():
             facts = check_sweep(source, options, note)
@@ -47,10 +43,6 @@ def sweep(source: Path | None = None, /, *, options: SweepOptions = SweepOptions
         return
     with working() as work:
         made = run(source, options, work.progress, note)
-    if options.plot is not None:
-        from tunable_magmax.plots.sweep import save_sweep_picture
-
-        save_sweep_picture(made, options.plot, is_line=not options.route.preference)
     for warning in made.warnings:
         warn(warning)
     show_result(made.to_json(), _summary(made, options))

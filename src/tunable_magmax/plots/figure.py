@@ -1,18 +1,16 @@
-"""What all pictures share: a blank figure, colours of tasks, names that fit, and writing it to a file."""
+"""What all pictures share: a blank figure, names that fit, and writing it to a file."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tunable_magmax.errors import InputError
 
 SUFFIXES = (".png", ".svg", ".pdf")
-NAMED_COLOURS = 10  # as many as people can tell apart; beyond, colours run in training order
 LONGEST_NAME = 24
 MISSING = 'a picture needs matplotlib: pip install "tunable-magmax[report]"'
 
@@ -47,21 +45,6 @@ def save_figure(figure: Any, path: str | os.PathLike[str], *, create_folder: boo
         raise InputError(f"{target}: cannot draw this kind of file ({error})") from error
     except OSError as error:
         raise InputError(f"{target} cannot be written ({error.strerror or error}): choose another place") from None
-
-
-def task_colours(tasks: int) -> Sequence[Any]:
-    """A colour for each task: distinct ones for few, a run of them for many."""
-    from matplotlib import colormaps
-
-    if tasks <= NAMED_COLOURS:
-        return [colormaps["tab10"](k) for k in range(tasks)]
-    return [colormaps["turbo"](0.05 + 0.9 * k / (tasks - 1)) for k in range(tasks)]
-
-
-def ink_on(colour: Sequence[float]) -> str:
-    """Returns the colour of a text that can be read on another colour."""
-    red, green, blue = colour[:3]
-    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "black"
 
 
 def short(name: str) -> str:

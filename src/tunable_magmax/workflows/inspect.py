@@ -40,8 +40,6 @@ class InspectOptions:
 
     tensors: bool = False
     """List all tensors, in file order, not only the largest."""
-    plot: Path | None = None
-    """Draw a merge's layers, divided among the tasks, into this file: .png, .svg or .pdf."""
     verify: bool = False
     """Check that a merge is what its report says; with --base and --task merge again and compare every byte."""
     checkpoints: Checkpoints = Checkpoints()

@@ -54,8 +54,6 @@ class SweepOptions:
     data: FileOrValue = None
     """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
     there is no such file. Needs a RUN_DIR."""
-    plot: Path | None = None
-    """Draw shares, leftovers and lengths into this file: .png, .svg or .pdf."""
     overwrite: bool = False
     """Replace existing outputs."""
     dry_run: bool = False

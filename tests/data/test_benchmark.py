@@ -19,7 +19,6 @@ from tunable_magmax.data.data_sets import DATA_SETS, DataSet
 from tunable_magmax.data.samples import text_samples
 from tunable_magmax.data.source import Split
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.prompts import read_templates
 
 ROOT = Path("/runs")
 
@@ -45,7 +44,7 @@ def counts(benchmark):
     [
         {"name": "cifar100", "data": "cifar", "tasks": 20, "order": {"file": "class_orders.json", "name": "A"}},
         {"name": "imagenet-r", "data": "/data/r", "tasks": 10, "split_seed": 4, "test_share": 0.25},
-        {"name": "clinc150", "data": "c", "tasks": {"money": ["pay", 3], "trip": ["book"]}, "per_class": {"train": 9}},
+        {"name": "clinc150", "data": "c", "tasks": {"money": ["pay", 3], "trip": ["book"]}},
         {"name": "texts", "data": "t", "tasks": 2, "order": {"seed": 5}, "text_column": "a", "label_column": "b"},
         {"name": "glyphs", "tasks": 2, "classes": 7},
     ],
@@ -65,12 +64,11 @@ def test_all_problems_at_once():
         "tasks": 0,
         "order": "random",
         "split_seed": -1,
-        "per_class": {"train": 0},
         "taks": 5,
     }
     with pytest.raises(InputError) as caught:
         read_section({**section, "taks": 5}, ROOT)
-    for part in ("'taks' (did you mean 'tasks'?)", "'data' is missing", "split_seed is -1", "per_class.train is 0"):
+    for part in ("'taks' (did you mean 'tasks'?)", "'data' is missing", "split_seed is -1"):
         assert part in str(caught.value)
     assert "order is 'random'" in str(caught.value)
 
@@ -119,12 +117,6 @@ def test_a_class_and_a_line_are_all_that_a_data_set_needs(monkeypatch, tmp_path)
     monkeypatch.setattr(Toy, "kind", "image")
     with pytest.raises(InputError, match="toy holds texts, but the benchmark toy is of images"):
         opened(tmp_path, name="toy", tasks=3)
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_the_templates_of_a_data_set_are_there(name):
-    assert DATA_SETS[name].name == name
-    assert DATA_SETS[name].prompts is None or read_templates(DATA_SETS[name].prompts)
 
 
 # -- splits and tasks -------------------------------------------------------------------------------------------------
@@ -179,11 +171,9 @@ def test_named_groups_leave_other_classes_out(tmp_path):
     assert benchmark.train.labels[benchmark.tasks[1].train[0]] == 0
 
 
-def test_limits_and_held_out_samples(tmp_path):
+def test_held_out_samples(tmp_path):
     table(tmp_path / "a.jsonl", "abc", each=50)
     section = {"name": "texts", "data": "a.jsonl", "tasks": 3}
-    assert counts(opened(tmp_path, **section, per_class={"train": 7, "test": 2})) == [(7, 2)] * 3
-    assert counts(opened(tmp_path, **section, per_class={"train": 7})) == [(7, 10)] * 3
     for task in opened(tmp_path, **section, holdout=0.25).tasks:
         assert (len(task.train), len(task.held), set(task.train) & set(task.held)) == (30, 10, set())
 
@@ -201,19 +191,6 @@ def test_texts_in_two_files_and_in_one(tmp_path):
     rows = [{"text": f"{label} {k}", "label": label} for label in "ab" for k in range(5)]
     written(tmp_path / "all.json", json.dumps(rows))
     assert counts(opened(tmp_path, name="texts", data="all.json", tasks=2)) == [(4, 1)] * 2
-
-
-def test_texts_in_parquet_are_no_cifar(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
-    import pyarrow.parquet as pq
-
-    for split in ("train", "test"):
-        rows = {"text": [f"{split} {k}" for k in range(6)], "label": ["a", "b"] * 3}
-        pq.write_table(arrow.table(rows), tmp_path / f"{split}-00000-of-00001.parquet")
-    benchmark = opened(tmp_path, name="texts", data=".", tasks=2)
-    assert list(benchmark.train.load(benchmark.tasks[1].train)) == ["train 1", "train 3", "train 5"]
-    with pytest.raises(InputError, match="holds texts, but the benchmark cifar100 is of images"):
-        opened(tmp_path, name="cifar100", data=".", tasks=2)
 
 
 def test_clinc150(tmp_path):
@@ -298,14 +275,6 @@ def test_both_ways_to_name_folders_give_one_benchmark(tmp_path):
     assert (len(by_id.train), len(by_id.test), by_id.facts["split"]) == (24, 6, "drawn from all")
     images = [image.tobytes() for part in (by_id.train, by_id.test) for image in part.load(range(len(part)))]
     assert len(set(images)) == 30
-
-
-def test_a_split_that_is_there_is_kept(tmp_path):
-    imagenet_r(tmp_path / "train", IDS, 3)
-    imagenet_r(tmp_path / "test", IDS, 2)
-    (tmp_path / "test" / "README.txt").rename(tmp_path / "README.txt")
-    benchmark = opened(tmp_path, name="imagenet-r", data=".", tasks=3)
-    assert (len(benchmark.train), len(benchmark.test), benchmark.facts["split"]) == (9, 6, "as found")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
-from data.files import SHARED, needs
 from PIL import Image
 
 from tunable_magmax.data.benchmark import open_benchmark, read_section
@@ -233,36 +232,3 @@ def test_arrays_of_bytes_by_rows_and_by_columns():
 def test_bad_python_files(tmp_path, change, says):
     with pytest.raises(InputError, match=says):
         opened(written(tmp_path, python_files() | change))
-
-
-def test_what_is_no_cifar(tmp_path):
-    written(tmp_path, {"notes.md": b"", "x.tar.gz": b"not packed"})
-    info = tarfile.TarInfo("cifar-100-python/train")
-    info.size = (1 << 30) + 1  # refused before it is unpacked
-    (tmp_path / "huge.tar").write_bytes(info.tobuf())
-    packed(tmp_path / "y.tar.gz", {"train": b""})
-    for name, says in (
-        (".", r"found huge\.tar, notes\.md"),
-        ("x.tar.gz", "not a readable archive"),
-        ("notes.md", "expected CIFAR-100 as parquet"),
-        ("y.tar.gz", "the archive holds train"),
-        ("huge.tar", r"unpacks to 1\.0 GiB"),
-        ("none", "does not exist"),
-    ):
-        with pytest.raises(InputError, match=says):
-            opened(tmp_path / name)
-
-
-@needs("data/cifar100")
-def test_the_real_one_in_the_paper_s_order():
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
-    orders = SHARED / "data" / "class_orders.json"
-    benchmark = opened(SHARED / "data" / "cifar100", tasks=20, order={"file": str(orders), "name": "A"})
-    assert (len(benchmark.train), len(benchmark.test), len(benchmark.classes)) == (50_000, 10_000, 100)
-    assert benchmark.classes[:2] == ("apple", "aquarium_fish")
-    listed = json.loads(orders.read_text())["cifar100"]["A"]
-    assert [index for task in benchmark.tasks for index in task.classes] == listed
-    assert {(len(task.train), len(task.test)) for task in benchmark.tasks} == {(2_500, 500)}
-    first = benchmark.tasks[0]
-    assert {benchmark.train.labels[position] for position in first.train} == set(listed[:5])
-    assert [image.size for image in benchmark.train.load(first.train[:3])] == [(32, 32)] * 3

@@ -71,12 +71,6 @@ def test_a_row_group_is_read_once_if_all_fit(packed, monkeypatch, most, reads):
     assert len(groups) == reads
 
 
-def test_a_subset_counts_in_its_own_positions(samples):
-    part = samples.subset([2, 3, 25]).subset([0, 2])
-    assert (len(part), part.labels) == (2, (0, 1))
-    assert np.array_equal(np.asarray(next(iter(part.load([1])))), np.asarray(tiny.picture((25, 0, 0), 25)))
-
-
 def test_threads_keep_the_order_and_stay_near_the_reader():
     taken, used = [], set()
 
@@ -98,16 +92,6 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
     assert list(in_order(work, range(5), 1)) == [0, 1, 4, 9, 16]
     with pytest.raises(ZeroDivisionError):
         list(in_order(lambda k: 1 // k, [1, 0, 1], 2))
-
-
-def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "WORTH_BYTES", 0)
-    for k in range(12):
-        Image.new("RGB", (8, 8), (k, 0, 0)).save(tmp_path / f"{k:02d}.png")
-    (tmp_path / "05.png").write_bytes(b"?")
-    found = list(open_samples(tmp_path).load(range(12)))
-    assert found[5] == Unreadable("05.png", "not an image")
-    assert [image.getpixel((0, 0))[0] for k, image in enumerate(found) if k != 5] == [0, 1, 2, 3, 4, *range(6, 12)]
 
 
 def test_what_only_begins_like_an_image():
@@ -132,11 +116,3 @@ def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
     with Image.open(tmp_path / f"x.{kind}") as in_memory:
         for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *memory_samples([in_memory]).load([0])):
             assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]
-
-
-@pytest.mark.parametrize(("mode", "value", "read"), [("I", 70000, False), ("F", 0.5, False), ("I", 200, True)])
-def test_values_of_no_known_range_are_told(tmp_path, mode, value, read):
-    Image.new(mode, (2, 2), value).save(tmp_path / "x.tiff")
-    picture = read_picture(tmp_path / "x.tiff", "x")
-    assert isinstance(picture, Unreadable) != read
-    assert read or "expected 0 to 255: save it with 8 bits a channel" in picture.why

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.data.benchmark import read_section
-from tunable_magmax.data.orders import class_indices, equal_parts, named_groups, order_indices, permutation
+from tunable_magmax.data.orders import equal_parts, named_groups, order_indices, permutation
 from tunable_magmax.data.splits import limited, shuffled, split_all, split_groups
 from tunable_magmax.errors import InputError
 
@@ -34,11 +33,6 @@ def test_parts_are_a_partition_with_the_larger_first(classes, tasks):
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.integers(0, 200), st.integers(0, 2**70))
-def test_a_seed_gives_a_permutation(count, seed):
-    assert sorted(shuffled(count, seed)) == list(range(count))
 
 
 def test_a_seed_means_the_same_order_for_ever():
@@ -66,17 +60,6 @@ def test_orders_by_name_and_index():
 def test_what_is_no_order(items, says):
     with pytest.raises(InputError, match=says):
         permutation(items, ANIMALS, "order")
-
-
-def test_names_that_differ_only_in_case_stay_apart():
-    with pytest.raises(InputError, match="no class is 'CRANE'"):
-        class_indices(["CRANE"], ("crane", "Crane"), "order")
-
-
-@pytest.mark.parametrize("value", ["alphabetical", {"seed": -1}, {"seed": True}, {"name": "A"}, 3, ["ant", True]])
-def test_forms_that_are_not_known(value):
-    with pytest.raises(InputError, match=re.escape(f"order is {value!r}: must be natural, {{seed: 3}}")):
-        order(value)
 
 
 def test_files_of_orders(tmp_path):
@@ -107,19 +90,6 @@ def test_files_of_orders(tmp_path):
     ]:
         with pytest.raises(InputError, match=says):
             read(benchmark, classes, **value)
-
-
-def test_the_documented_file_of_orders_is_read_as_the_page_says(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "orders.json").write_text(shown)
-
-    def read(name, classes, benchmark):
-        return order_indices(order({"file": "orders.json", "name": name}, tmp_path), classes, benchmark)
-
-    assert read("A", ("ant", "bee", "cat"), "images") == [2, 0, 1]
-    assert read("B", ("ant", "bee", "cat"), "images") == [1, 2, 0]
-    assert read("A", ("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
 
 
 def test_groups():

@@ -90,13 +90,6 @@ def test_splits_of_folders_tables_and_json(tmp_path):
         open_samples(whole, "test")
 
 
-def test_two_tables_of_one_split_are_not_guessed_at(tmp_path):
-    for suffix in ("csv", "tsv"):
-        written(tmp_path / f"train.{suffix}", "text\na\n")
-    with pytest.raises(InputError, match=r"train\.csv or train\.tsv"):
-        open_samples(tmp_path, "train")
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -150,11 +143,6 @@ def test_columns_by_name(tmp_path):
             open_samples(path, **columns)
     with pytest.raises(InputError, match="'phrase', 'topic'"):
         open_labels(path)
-
-
-def test_lines(tmp_path):
-    path = written(tmp_path / "a.txt", "\ufeffcat\n\n dog \n")
-    assert open_labels(path) == list(open_samples(path).load([0, 1])) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -273,10 +261,3 @@ def test_indices_count_in_the_list_that_all_profiles_share():
     assert by_name(["1"], [("0", "1"), ("2",)], [()], "labels") == ["1"]
     with pytest.raises(InputError, match="an index could mean several"):
         by_name(["1"], [one, other], [()], "labels")
-
-
-@pytest.mark.parametrize("labels", [["\N{SUPERSCRIPT TWO}", "\N{SUPERSCRIPT THREE}"], ["1" * 5000, "2" * 5000]])
-def test_odd_numbers_are_names(tmp_path, labels):
-    content = "text,label\n" + "".join(f"a,{label}\n" for label in labels)
-    assert open_samples(written(tmp_path / "a.csv", content)).classes == tuple(sorted(labels))
-    assert by_name(labels, [("cat", "dog")], [()], "a.csv") == labels

@@ -18,7 +18,6 @@ from tunable_magmax.data.memory import (
     as_inputs,
     as_labelled,
     as_labels,
-    class_names_of,
     first_row,
     memory_samples,
 )
@@ -100,14 +99,6 @@ def test_labels_are_names_or_numbers_of_any_library():
     assert as_labels(frame()["label"]).labels == (0, 1, 0)
 
 
-def test_numbers_get_the_names_of_the_data():
-    data = HuggingFace(rows(text=TEXTS, label=[0, 1, 0]))
-    assert class_names_of(SimpleNamespace(dataset=data)) == ("greet", "part")  # a part of it
-    assert class_names_of(SimpleNamespace(classes=["a", "b"])) == ("a", "b")
-    assert class_names_of(TEXTS) == ()
-    assert as_labelled(data, dict(enumerate(class_names_of(data)))).classes == ("greet", "part")
-
-
 def test_labels_are_read_without_the_inputs_and_the_first_row_alone():
     data = HuggingFace(rows(text=TEXTS, label=LABELS))
     plain = HuggingFace(data.rows)
@@ -172,8 +163,3 @@ def test_what_a_processor_made_is_undone():
 def test_what_is_no_sample(function, value, found):
     with pytest.raises(InputError, match=found):
         function(value)
-
-
-def test_an_input_that_is_none_is_found_when_it_is_read():
-    with pytest.raises(InputError, match="input 2 is a int"):
-        list(as_inputs(["a", 3]).load([0, 1]))

@@ -248,16 +248,6 @@ def test_refusals(tmp_path):
     assert pairs(open_kept(run, 0)) == [("good", "a")]
 
 
-def test_what_is_of_others_stays(tmp_path):
-    run = new_run(tmp_path / "run")
-    (run.path / "kept").mkdir()
-    (run.path / "kept/notes.txt").write_text("mine")
-    keep_samples(run, 0, numbered(["a"], 2), source="training")
-    run.enter("travel", tmp_path / "elsewhere")
-    run.save()
-    assert set(files(run)) == {"run.json", "kept/notes.txt"}
-
-
 @pytest.mark.parametrize("kind", ["text", "image"])
 def test_killed_at_any_write_nothing_is_half(tmp_path, kind):
     """Samples are kept of a run that keeps others; at every call that changes the disk the process is killed."""

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import METADATA, Profile, require_base
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "profile.safetensors"
@@ -69,30 +66,6 @@ def test_profiles_of_one_base_and_encoder() -> None:
     for wanted in ({"base": "x"}, {"encoder": "x"}):
         with pytest.raises(InputError, match="expected x"):
             EXAMPLE.require(**wanted)
-
-
-def test_the_file_is_plain_safetensors_as_the_docs_say() -> None:
-    tensors = load(GOLDEN.read_bytes())
-    assert {name: (array.dtype.name, array.shape) for name, array in tensors.items()} == {
-        "features": ("float32", (2, 3)),
-        "label_counts": ("int64", (2,)),
-        "base_features": ("float32", (2, 2)),
-        "row_labels": ("int64", (2,)),
-    }
-
-
-def test_equal_content_equal_bytes_whatever_it_came_from() -> None:
-    from_torch = replace(EXAMPLE, features=torch.tensor(EXAMPLE.features, dtype=torch.float64))  # type: ignore[arg-type]
-    assert same(from_torch, EXAMPLE)
-    assert not same(replace(EXAMPLE, samples=9), EXAMPLE)
-
-
-def test_profiles_feed_every_source() -> None:
-    other = replace(EXAMPLE, task="cars", classes=("tram", "bus"), label_counts=(5, 1))
-    profiles = [EXAMPLE, other]
-    assert Preference.from_labels([p.label_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
-    target = [EXAMPLE.features + 1] * 2
-    assert Preference.from_features([p.features for p in profiles], target).weights == (0.5, 0.5)
 
 
 def test_rows_are_a_seeded_draw() -> None:
@@ -164,15 +137,6 @@ def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], messa
         Profile.load(file)
     assert str(error.value).startswith(f"{file}: ")
     assert message in str(error.value)
-
-
-def test_keys_and_tensors_of_others_are_left_alone(tmp_path: Path) -> None:
-    with safe_open(GOLDEN, framework="numpy") as opened:
-        record = json.loads(opened.metadata()[METADATA])
-    more = {**load(GOLDEN.read_bytes()), "extra": np.ones(3)}
-    file = tmp_path / "more.safetensors"
-    file.write_bytes(save(more, metadata={METADATA: json.dumps({**record, "mine": 1})}))
-    assert same(Profile.load(file), EXAMPLE)
 
 
 def test_files_that_are_no_safetensors(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_defaults_are_the_papers():
 
 FULL = {
     "model": "clip",
-    "benchmark": {**TEXTS, "order": ["a", "b", "c"], "per_class": {"train": 4}},
+    "benchmark": {**TEXTS, "order": ["a", "b", "c"]},
     "head": {"source": "file", "file": "head.safetensors", "logit_scale": 5, "templates": ["a {}.", "the {}."]},
     "train": {
         "epochs": 3,

@@ -13,7 +13,7 @@ from tunable_magmax.config import gather, refuse
 from tunable_magmax.data.data_sets import DATA_SETS, DataSet, open_data_set
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.splits import held_out, limited
+from tunable_magmax.data.splits import held_out
 from tunable_magmax.errors import InputError, closest, some_of
 
 
@@ -134,16 +134,13 @@ def _require_samples(train: Samples, tasks: Sequence[Task]) -> None:
 
 def _filled(task: Task, train: Samples, test: Samples, data_set: DataSet) -> Task:
     """Returns a task with its samples."""
-    most: Mapping[str, int] = data_set.per_class or {}  # type: ignore[assignment]
     classes = set(task.classes)
 
-    def positions(samples: Samples, side: str) -> list[int]:
-        labels = samples.labels or ()
-        chosen = [position for position, label in enumerate(labels) if label in classes]
-        return limited(chosen, labels, most[side], data_set.split_seed) if side in most else chosen
+    def positions(samples: Samples) -> list[int]:
+        return [position for position, label in enumerate(samples.labels or ()) if label in classes]
 
-    kept, held = held_out(positions(train, "train"), train.labels or (), data_set.holdout, data_set.split_seed)
-    return replace(task, train=tuple(kept), test=tuple(positions(test, "test")), held=tuple(held))
+    kept, held = held_out(positions(train), train.labels or (), data_set.holdout, data_set.split_seed)
+    return replace(task, train=tuple(kept), test=tuple(positions(test)), held=tuple(held))
 
 
 def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) -> None:

@@ -48,7 +48,6 @@ class DataSet(ABC):
     order: OrderSection = "natural"
     holdout: Proportion = 0.0
     split_seed: Seed = 0
-    per_class: dict[Literal["train", "test"], PositiveInt] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tasks, Mapping) and self.order != "natural":

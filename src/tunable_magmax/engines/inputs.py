@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from glob import escape
@@ -46,49 +46,42 @@ class Inputs:
             self.heads = match_heads(self.checkpoints, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
-            self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))
+            self.layout = self._with_adapters(self._matched())
         except BaseException:
             self._stack.close()
             raise
 
     def _open_all(self) -> list[Opened]:
-        """Opens all checkpoints; if some can't be opened, one error says all that is wrong, with the others too."""
-        opened: dict[int, Opened] = {}
+        """Opens all checkpoints; if some can't be opened, one error names them all."""
+        opened: list[Opened] = []
         problems: list[str] = []
-        mismatches: tuple[str, ...] = ()
         base: Checkpoint | None = None
         for k, path in enumerate(list(self.paths)):
             try:
                 self.paths[k] = path = located(path)
                 if k == 0:
-                    opened[k] = base = _open_base(path)
+                    base = _open_base(path)
+                    opened.append(base)
                 elif base is not None:
-                    opened[k] = open_task(path, base)
+                    opened.append(open_task(path, base))
                 elif not holds_adapter(path):  # of which nothing can be said without a base
-                    opened[k] = open_checkpoint(path)
+                    opened.append(open_checkpoint(path))
             except InputError as error:
                 problems.append(f"{self.labels[k]}: {error}")
         if problems:
+            for checkpoint in opened:
+                checkpoint.close()
             several = "several checkpoints can't be opened:\n" if len(problems) > 1 else ""
-            unmatched: list[str] = []
-            try:
-                if base is not None:
-                    self._matched(opened)
-            except InputError as error:
-                unmatched, mismatches = [f"Of those that can be opened, {error}"], error.problems
-            finally:
-                for checkpoint in opened.values():
-                    checkpoint.close()
-            raise InputError(several + "\n".join(problems + unmatched), problems=(*problems, *mismatches))
-        return list(opened.values())
+            raise InputError(several + "\n".join(problems), problems=tuple(problems))
+        return opened
 
-    def _matched(self, opened: Mapping[int, Opened]) -> Layout:
-        """Matches the headers of the base and of some tasks."""
+    def _matched(self) -> Layout:
+        """Matches the headers of base and tasks."""
         signatures = [
             Signature(checkpoint.tensors, checkpoint.aliases, model_type(checkpoint.path))
-            for checkpoint in opened.values()
+            for checkpoint in self.checkpoints
         ]
-        names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
+        names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
         options, heads = self._options, self.heads
         exclude = options.exclude if heads is None else (*(options.exclude or ()), *map(escape, heads.copied))
         return build_layout(signatures, names, options.include, exclude, unused_options(options))

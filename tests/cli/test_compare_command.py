@@ -53,16 +53,6 @@ def test_without_a_preference_all_tasks_matter_alike(tmx, text_run, site):
     assert json.loads(result.out)["weights"] == {"first": 0.5, "second": 0.5}
 
 
-def test_a_dry_run(tmx, text_run, site):
-    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--max-samples", "9")
-    result = tmx("compare", text_run.path, *given, "--dry-run")
-    assert result.code == 0, result.err
-    record = json.loads(tmx("compare", text_run.path, *given, "--dry-run", "--json").out)
-    assert record["samples"] == 9
-    assert {"base", "task first", "last", "tunable_magmax 0.5"} <= set(record["models"])
-    assert all(model in result.out for model in record["models"])
-
-
 def test_without_the_extra_for_pictures(tmx, text_run, site, tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))

@@ -17,7 +17,7 @@ import labelled_run
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.workflows.evaluate import evaluate_run
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
 
 CPU = ("--device", "cpu")
@@ -125,7 +125,7 @@ def test_all_checkpoints_of_a_run(tmx, image_run, site):
     result = tmx("eval", image_run.path, "--checkpoint", "all", "--data", site, *CPU)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    expected = evaluate_run(image_run.path, site, reading=Reading(device="cpu"))
+    expected = evaluate(image_run.path, site, reading=Reading(device="cpu"))
     assert lines[1] == "accuracy after each task (rows) on each task (columns), the task unknown"
     assert lines[2].split() == ["all", "samples", "first", "second"]
     rows = [("base", expected.matrix.base), *zip(("after first", "after second"), expected.matrix.rows, strict=True)]
@@ -164,23 +164,6 @@ def test_a_benchmark_in_a_file(tmx, benched, tmp_path):
     assert "run.yaml: expected a mapping with the section 'benchmark'" in result.err
 
 
-def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):
-    tables = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
-    prior = Preference((1, 0)).with_prior(tables, eps=1e-30).prior
-    replace(Preference((0, 1)), prior=prior).save(tmp_path / "site.json")
-    common = (image_run.path, "--preference", tmp_path / "site.json", "--data", site)
-    with_prior, without = told(tmx, *common), told(tmx, *common, "--prior", "none")
-    assert with_prior["prior"] == "preference"
-    assert without["prior"] is None
-    assert without["accuracy"] == told(tmx, image_run.path, "--weights", "0,1", "--data", site)["accuracy"]
-    # Nearly all the prior's mass is on red and blue: fewer samples are taken for other classes.
-    taken = [sum(row[1] for row in found["accuracy"]["confusion"]) for found in (with_prior, without)]
-    assert taken[0] < taken[1]
-    text = tmx("eval", *common, *CPU).out
-    assert "  with the site prior of the preference (--prior none leaves it out)\n" in text
-    assert "prior" not in tmx("eval", *common, "--prior", "none", *CPU).out
-
-
 def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
     head = load_head(image_run.path / "head.safetensors")
     model = shutil.copytree(image_run.path / "first", tmp_path / "model")
@@ -188,15 +171,8 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
         shutil.copy(image_run.path / "base" / name, model / name)
     save_head(Head.of(head.weight, head.classes, 1.0, np.array([100, 0, 0, 0])), model / "head.safetensors")
     found = told(tmx, model, "--data", site)
-    assert found["prior"] == "head"
     assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red
-    text = tmx("eval", model, "--data", site, *CPU).out
-    assert "  with the site prior in the head's file (--prior none leaves it out)\n" in text
-    plain = told(tmx, model, "--data", site, "--prior", "none")
-    assert plain["prior"] is None
-    assert plain["accuracy"]["right"] == told(tmx, image_run.path / "first", "--data", site)["accuracy"]["right"]
     several = told(tmx, image_run.path, "--checkpoint", "all", "--data", site, "--head", model / "head.safetensors")
-    assert several["prior"] == "head"
     assert several["accuracies"]["base"]["right"] == COUNTS["red"]
 
 

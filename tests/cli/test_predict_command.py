@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
-from tunable_magmax.models.head import Head, load_head, save_head
 
 CPU = ("--device", "cpu")
 
@@ -35,7 +33,7 @@ def test_a_table(tmx, image_run, photos):
     assert lines[0].split() == ["label", "probability"] * 2
     found = json.loads(tmx("predict", image_run.path / "first", photos, "--top", "2", *CPU, "--json").out)
     for line, one in zip(lines[1:], found["predictions"], strict=True):
-        cells = [cell for pair in one.get("top", []) for cell in (pair["label"], f"{pair['probability']:.1%}")]
+        cells = [cell for pair in one["top"] for cell in (pair["label"], f"{pair['probability']:.1%}")]
         assert line.split() == [one["input"], *cells]
 
 
@@ -48,9 +46,7 @@ def test_files_of_labels(tmx, image_run, photos, tmp_path):
     with (tmp_path / "new" / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == [one["label"] or "" for one in shown["predictions"]]
-    assert tmx(*command, "-q", "-o", tmp_path / "a.json").out == ""
-    assert json.loads((tmp_path / "a.json").read_text()) == shown
-    assert tmx(*command, "-o", tmp_path / "a.jsonl").code == 0
+    assert tmx(*command, "-q", "-o", tmp_path / "a.jsonl").out == ""
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == shown["predictions"]
 
 
@@ -61,7 +57,7 @@ def test_names_that_are_not_utf_8(tmx, image_run, photos, tmp_path):
     except OSError:
         pytest.skip("this file system takes UTF-8 names only")
     command = ("predict", image_run.path / "first", tmp_path / "in", *CPU)
-    for name in ("a.csv", "a.json", "a.jsonl"):
+    for name in ("a.csv", "a.jsonl"):
         assert tmx(*command, "-o", tmp_path / name).code == 0
         assert "caf\\udce9.png" in (tmp_path / name).read_text().replace("\\\\", "\\")
     assert "caf\\udce9.png" in tmx(*command).out
@@ -71,23 +67,5 @@ def test_names_that_are_not_utf_8(tmx, image_run, photos, tmp_path):
 def test_nothing_is_written_if_something_is_refused(tmx, image_run, photos, tmp_path):
     command = ("predict", image_run.path / "first", photos, *CPU)
     result = tmx(*command, "-o", tmp_path / "a.xlsx")
-    assert (
-        result.err == f"error: {tmp_path}/a.xlsx: the name of a file of labels must end in one of .csv, .json, .jsonl\n"
-    )
+    assert (result.code, str(tmp_path / "a.xlsx") in result.err) == (2, True)
     assert not list(tmp_path.iterdir())
-
-
-def test_texts_with_a_prior(tmx, text_run, tmp_path):
-    model = shutil.copytree(text_run.path / "base", tmp_path / "model")
-    head = load_head(text_run.path / "head.safetensors")
-    save_head(Head.of(head.weight, head.classes, 1.0, np.array([0, 0, 100, 0])), model / "head.safetensors")
-    result = tmx("predict", model, "--text", "hello", "--text", "my  good card " * 9, *CPU)
-    assert result.code == 0, result.err
-    lines = result.out.splitlines()
-    assert lines[1].split() == ["hello", "green", "100.0%"]
-    assert lines[2].startswith("  my good card my good")
-    assert lines[3] == "with the site prior in the model's head (--prior none leaves it out)"
-    plain = tmx("predict", model, "--text", "hello", "--prior", "none", *CPU, "--json")
-    assert json.loads(plain.out)["prior"] is False
-    given = tmx("predict", model, "--text", "hello", "--head", text_run.path / "head.safetensors", *CPU, "--json")
-    assert json.loads(given.out)["predictions"] == json.loads(plain.out)["predictions"]

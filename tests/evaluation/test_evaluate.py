@@ -26,7 +26,7 @@ from tunable_magmax.models.encoder import full_float32, load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.used_head import find_head
 
@@ -84,13 +84,12 @@ def test_a_merge_that_is_not_written(any_run, tmp_path, options):
 def test_a_run_gives_its_matrix(any_run, tmp_path):
     data = any_run.pairs(tmp_path / "site", COUNTS)
     steps = []
-    found = evaluate_run(any_run.path, data, reading=CPU, progress=lambda *step: steps.append(step))
+    found = evaluate(any_run.path, data, reading=CPU, progress=lambda *step: steps.append(step))
     rows = {name: plain(any_run.path, any_run.path / name, data) for name in ("base", "first", "second")}
     assert found.accuracies == rows
     assert found.matrix.tasks == ("first", "second")
     for i, name in enumerate(found.matrix.tasks):
         assert found.matrix.rows[i] == tuple(rows[name].by_task[task].value for task in found.matrix.tasks)
-        assert found.known_matrix.rows[i] == tuple(rows[name].known_by_task[task].value for task in found.matrix.tasks)
     assert found.matrix.base == tuple(share.value for share in rows["base"].by_task.values())
     assert found.matrix.samples == (8, 6)
     assert [m.name for m in found.matrix.metrics()][-1] == "forward_transfer"
@@ -98,13 +97,13 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
 
 
 def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
-    found = evaluate_run(image_run.path, site, checkpoints=["last", "base"], reading=CPU)
+    found = evaluate(image_run.path, site, checkpoints=["last", "base"], reading=CPU)
     assert list(found.accuracies) == ["second", "base"]
     assert found.matrix is None
     with pytest.raises(
         InputError, match=r"no checkpoint 'frist' \(did you mean 'first'\?\); it has base, first, second"
     ):
-        evaluate_run(image_run.path, site, checkpoints=["frist"], reading=CPU)
+        evaluate(image_run.path, site, checkpoints=["frist"], reading=CPU)
 
 
 def test_a_limit_is_a_seeded_draw(image_run, site):
@@ -229,7 +228,7 @@ def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
     tensors.pop(sorted(tensors)[0])
     save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="the weights lack 1 tensors of"):
-        evaluate_run(run, site, reading=CPU)
+        evaluate(run, site, reading=CPU)
 
 
 def test_no_data_and_no_benchmark(image_run):

@@ -18,7 +18,7 @@ from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.prefer import PreferOptions, prefer
 from tunable_magmax.workflows.site import SiteSources
@@ -46,7 +46,7 @@ def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
     opened, data = open_run(run), run / "all.csv"
     with data.open(newline="") as rows:
         pairs = [(row["text"], row["label"]) for row in csv.DictReader(rows)]
-    (expected,) = evaluate_run(run, data, checkpoints=[name]).accuracies.values()
+    (expected,) = evaluate(run, data, checkpoints=[name]).accuracies.values()
     for given in (data, pairs):
         found = opened.evaluate(name, given).accuracy
         assert (found.class_right, found.classes, found.tasks) == (
@@ -77,7 +77,7 @@ def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_pa
     in_memory = evaluate(Recipe(run / "base", (run / "pets", run / "tools"), options), run / "all.csv")
     merge_checkpoints(run / "base", [run / "pets", run / "tools"], tmp_path / "out", **options)
     assert evaluate(tmp_path / "out", run / "all.csv").accuracy.class_right == in_memory.accuracy.class_right
-    measured = evaluate_run(run, run / "all.csv")
+    measured = evaluate(run, run / "all.csv")
     assert measured.matrix is not None
     assert measured.accuracies["pets"].known_by_task["pets"].value == 1.0
 

@@ -48,9 +48,8 @@ def site_model(run, folder):
     return folder
 
 
-def expected(model, inputs, bias=True):
-    head = load_head(model / "head.safetensors")
-    return (head if bias else head.with_bias(None)).probabilities(load_encoder(model, "cpu").embed(inputs))
+def expected(model, inputs):
+    return load_head(model / "head.safetensors").probabilities(load_encoder(model, "cpu").embed(inputs))
 
 
 def test_images_and_their_paths(image_run, model, tmp_path):
@@ -59,7 +58,7 @@ def test_images_and_their_paths(image_run, model, tmp_path):
         image.save(tmp_path / f"{k}.png")
     paths = [tmp_path / f"{k}.png" for k in range(5)]
     loaded = tunable_magmax.load_classifier(model, "cpu")
-    assert (loaded.classes, loaded.kind, loaded.has_prior) == (("red", "blue", "green", "grey"), "image", True)
+    assert (loaded.classes, loaded.kind) == (("red", "blue", "green", "grey"), "image")
     shares = expected(model, images)
     for inputs in (images, paths, [*map(str, paths)], [images[0], *paths[1:]]):
         np.testing.assert_allclose(loaded.probabilities(inputs, batch=2), shares, atol=1e-6)
@@ -74,10 +73,10 @@ def test_images_and_their_paths(image_run, model, tmp_path):
 
 def test_texts_and_files_of_one_text(text_model, tmp_path):
     (tmp_path / "letter.md").write_text("my good card")
-    loaded = load_classifier(text_model, "cpu", prior="none")
+    loaded = load_classifier(text_model, "cpu")
     found = loaded.probabilities(["my good card", tmp_path / "letter.md"])
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    np.testing.assert_allclose(found[:1], expected(text_model, ["my good card"], bias=False), atol=1e-6)
+    np.testing.assert_allclose(found[:1], expected(text_model, ["my good card"]), atol=1e-6)
 
 
 def test_files_folders_and_order(image_run, model, tmp_path):
@@ -113,7 +112,7 @@ def test_tables_of_texts(text_model, tmp_path):
     files = [tmp_path / name for name in ("lines.txt", "table.csv", "rows.jsonl")]
     found = predict(text_model, files, replace(CPU, text=["my card"])).predictions
     assert [one.text for one in found] == ["hello", "my card", "my card", "hello", "my card"]
-    assert [one.input for one in found][1:] == [f"{files[0]}:3", f"{files[1]}:1", f"{files[2]}:1", "text 1"]
+    assert [one.input for one in found][1:] == [f"{files[0]}:2", f"{files[1]}:1", f"{files[2]}:1", "text 1"]
     other = predict(text_model, files[2:], options=from_flat(PredictOptions, device="cpu", text_column="words"))
     assert other.predictions[0].text == "pay"
 
@@ -172,15 +171,12 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
 
 def test_what_is_written():
     likely = (("cat", 0.75), ("dog, wet", 0.25))
-    found = Predictions(
-        "model", "head", True, (Prediction("cat", 0.75, likely, "a.csv:1", 'say "hi"\nthere'), Prediction(None, None))
-    )
+    found = Predictions("model", "head", (Prediction(likely, "a.csv:1", 'say "hi"\nthere'), Prediction(error="no")))
     rows = list(csv.reader(io.StringIO(found.to_bytes(".csv").decode(), newline="")))
-    assert rows[0] == ["input", "text", "label", "probability", "label_2", "probability_2"]
-    assert rows[1] == ["a.csv:1", 'say "hi"\nthere', "cat", "0.75", "dog, wet", "0.25"]
-    assert rows[2] == ["", "", "", "", "", ""]
+    assert rows[0] == ["input", "text", "label", "probability"]
+    assert rows[1:] == [["a.csv:1", 'say "hi"\nthere', "cat", "0.75"], ["", "", "", ""]]
     lines = [json.loads(line) for line in found.to_bytes(".jsonl").decode().splitlines()]
-    assert lines == json.loads(found.to_bytes(".json"))["predictions"]
+    assert lines == found.to_dict()["predictions"]
     assert lines[0]["top"][1] == {"label": "dog, wet", "probability": 0.25}
 
 

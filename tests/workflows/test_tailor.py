@@ -32,7 +32,7 @@ from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.options import from_flat
 from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, check_tailoring, tailor
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import (
     HeadRecord,
     MergeRecord,
@@ -478,18 +478,6 @@ def test_a_run_without_a_head_and_one_whose_head_has_another_width(kept_run, tmp
     with pytest.raises(InputError, match="head"):
         made(run, SiteSources(equal=True), tmp_path / "out")
     assert left_nothing(tmp_path)
-
-
-def test_a_dry_run_reads_headers_and_says_what_would_be_done(kept_run, site, tmp_path, monkeypatch):
-    monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
-    run = Run.open(kept_run.path)
-    facts = check_tailoring(run, TailorOptions(out=tmp_path / "out", sources=site[0]))
-    assert facts["elements"] > 0
-    assert facts["kept"] == 40
-    assert facts["samples"] == {"inputs": 24}
-    with pytest.raises(InputError, match="what is known of the site"):
-        check_tailoring(run, TailorOptions())
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------

@@ -32,17 +32,10 @@ def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> 
         A run directory.
     """
     from tunable_magmax.plots.figure import check_picture
-    from tunable_magmax.workflows.compare import check_comparison
     from tunable_magmax.workflows.compare import compare as measure
 
     if options.plot is not None:
         check_picture(options.plot)
-    if options.dry_run:
-        with working():
-            facts = check_comparison(run_dir, options)
-        shown = {**facts, "models": ", ".join(facts["models"])}
-        show_result({**facts, "warnings": given_warnings()}, (f"{name:10}{value}" for name, value in shown.items()))
-        return
     with working() as work:
         found = measure(run_dir, options, work.progress)
     if options.plot is not None:
@@ -58,11 +51,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     if comparison.kept:
         yield f"heads fitted to {plural(comparison.kept, 'kept sample')}"
     yield from table([_cells(row) for row in comparison.rows], ["", "right", "95% interval", "points", "against *"])
-    if comparison.model is not None:
-        star = f"the model in {comparison.model}"
-    else:
-        site = "this preference" if comparison.preference is not None else "tasks that matter alike"
-        star = f"what tmx tailor would choose for {site}"
+    star = "what tmx tailor would choose" if comparison.model is None else f"the model in {comparison.model}"
     notes = f"*: {star}; points: percent right less its; against *: sign tests, corrected for their number (Holm)"
     for text in (notes, *comparison.summary()):
         yield from textwrap.wrap(text, min(WIDTH, screen_width()), break_on_hyphens=False)

@@ -46,9 +46,6 @@ def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
     yield f"{found.model} on {found.data}, head: {found.head}"
     if (report := found.merge) is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
-    if found.prior is not None:
-        whose = "of the preference" if found.prior == "preference" else "in the head's file"
-        yield f"  with the site prior {whose} (--prior none leaves it out)"
     if found.matrix is not None:
         yield from _matrix(found.matrix, {name: each.overall.value for name, each in found.accuracies.items()})
     if found.matrix is None or options.confusion or options.per_class:

@@ -49,7 +49,6 @@ def _labels(found: Predictions) -> Iterator[str]:
         cells = [cell for label, probability in prediction.top for cell in (label, f"{probability:.1%}")]
         rows.append([printable(shown), *cells, *[""] * (2 * top - len(cells))])
     yield from table(rows, ["", *["label", "probability"] * top])
-    yield from _prior(found)
 
 
 def _counts(found: Predictions, file: Path) -> Iterator[str]:
@@ -59,9 +58,3 @@ def _counts(found: Predictions, file: Path) -> Iterator[str]:
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
     yield f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}"
     yield printable(f"written to {file}")
-    yield from _prior(found)
-
-
-def _prior(found: Predictions) -> Iterator[str]:
-    if found.prior:
-        yield "with the site prior in the model's head (--prior none leaves it out)"

@@ -120,7 +120,7 @@ class Scores:
     """
 
     def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
-        used = find_head(run.base, None, run, "none")
+        used = find_head(run.base, None, run)
         self.run = run
         self.bench = Bench(run, head=used.frozen, seed=seed, device=device, progress=progress)
         self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else used.head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +17,17 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
+from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large, task_labels
 from tunable_magmax.files import Progress
-from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
-from tunable_magmax.models.prepared import embed_prepared
+from tunable_magmax.models.builtin import builtin_labels
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
 from tunable_magmax.workflows.evaluate import open_labelled
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.predict import load_classifier
 from tunable_magmax.workflows.prefer import completed, preference_of
 from tunable_magmax.workflows.site_options import CompareOptions as CompareOptions
 from tunable_magmax.workflows.site_options import TailorOptions
@@ -52,8 +52,7 @@ class Row:
     """A model with a head, against the tailored model, which has None in all that says how they differ.
 
     `head`: "fitted" for this comparison, "old" as it was, or "own", which the tailored model's directory holds.
-    `p_value`: corrected for the number of comparisons. `needed`: about how many samples would tell the two apart, if
-    their difference is real.
+    `p_value`: corrected for the number of comparisons.
     """
 
     model: str
@@ -63,7 +62,6 @@ class Row:
     pair: Paired | None = None
     p_value: float | None = None
     verdict: Verdict | None = None
-    needed: int | None = None
 
     @property
     def title(self) -> str:
@@ -73,24 +71,28 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         spec, pair = self.spec, self.pair
-        merge = {name: getattr(spec, name, None) for name in ("method", "scale", "checkpoint")}
-        pairs = {name: getattr(pair, name, None) for name in ("won", "lost", "difference")}
-        share = {"right": self.share.right, "accuracy": self.share.value, "interval": list(self.share.interval(LEVEL))}
-        told = {"p_value": self.p_value, "verdict": self.verdict, "needed": self.needed}
-        return {"model": self.model, "head": self.head, **merge, **share, **pairs, **told}
+        return {
+            "model": self.model,
+            "head": self.head,
+            **{name: getattr(spec, name, None) for name in ("method", "scale", "checkpoint")},
+            "right": self.share.right,
+            "accuracy": self.share.value,
+            "interval": list(self.share.interval(LEVEL)),
+            **{name: getattr(pair, name, None) for name in ("won", "lost", "difference")},
+            "p_value": self.p_value,
+            "verdict": self.verdict,
+        }
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Models of a run on a site's samples, best first; of equal ones the tailored, then the simpler one.
 
-    `preference`: its file, or None for equal weights. `model`: the directory of the tailored model, if one was given.
-    `kept`: kept samples that heads are fitted to.
+    `model`: the directory of the tailored model, if one was given. `kept`: kept samples that heads are fitted to.
     """
 
     run: str
     data: str
-    preference: str | None
     model: str | None
     weights: dict[str, float]
     samples: int
@@ -117,23 +119,9 @@ class Comparison:
             return [f"No verdict: {count} cannot tell any of these models apart; at least {fewest} are needed."]
         worse = sum(row.verdict == "clearly worse" for row in others)
         lines = [f"The tailored model has {mine.share.value:.1%} and is clearly better than {worse} of {len(others)}."]
-        lines += [] if best is mine else [verdict(best, mine)]
-        plain = next((row for row in others if row.spec is not None and row.spec.checkpoint is not None), None)
-        if plain is not None and plain is not best and plain.verdict != "clearly worse":
-            lines.append(verdict(plain, mine))
-        if best.verdict == "clearly better" and (options := self._options(best)) is not None:
-            lines.append(f"To take `{best.title}`: {options}")
-        return lines
-
-    def _options(self, row: Row) -> str | None:
-        """Returns the command that makes a model with its head; None of a task's checkpoint."""
-        spec = row.spec
-        if spec is None or (spec.checkpoint is not None and row.model not in ("base", "last")):
-            return None
-        method, scale = ("last_task", int(not spec.is_base)) if spec.method is None else (spec.method, spec.scale)
-        known = ["--equal"] if self.preference is None else ["--preference", self.preference]
-        words = ["tmx", "tailor", self.run, *known, "--method", method, "--scale", f"{scale}"]
-        return shlex.join([*words, *(["--head", "old"] if row.head == "old" else []), "-o", "OUT"])
+        plain = next((row for row in others if row.spec is not None and row.spec.checkpoint is not None), mine)
+        told = [best] if plain.verdict == "clearly worse" else dict.fromkeys((best, plain))
+        return [*lines, *(_verdict(row, mine, len(others)) for row in told if row is not mine)]
 
     def to_frame(self) -> pandas.DataFrame:
         """Returns a row for each model, best first, as a pandas frame."""
@@ -151,13 +139,15 @@ class Comparison:
         return {"version": VERSION, **about, "tailored": place, "summary": self.summary()}
 
 
-def verdict(one: Row, tailored: Row) -> str:
+def _verdict(row: Row, tailored: Row, comparisons: int) -> str:
     """Returns what the samples say of a model against the tailored one, as a sentence."""
-    shares = f"{one.share.value:.1%} against {tailored.share.value:.1%}"
-    if one.verdict != "cannot tell":
-        return f"`{one.title}` is {one.verdict} than the tailored model: {shares}."
-    would = "" if one.needed is None else f"; about {one.needed:,} would, if the difference is real"
-    return f"{plural(one.share.samples, 'sample')} cannot tell `{one.title}` from it ({shares}){would}."
+    shares = f"{row.share.value:.1%} against {tailored.share.value:.1%}"
+    if row.verdict != "cannot tell" or row.pair is None:
+        return f"`{row.title}` is {row.verdict} than the tailored model: {shares}."
+    needed = row.pair.needed(ALPHA / comparisons)
+    enough = None if needed is None else max(needed, least_samples(comparisons))
+    would = "" if enough is None else f"; about {enough:,} would, if the difference is real"
+    return f"{plural(row.share.samples, 'sample')} cannot tell `{row.title}` from it ({shares}){would}."
 
 
 def least_samples(comparisons: int) -> int:
@@ -179,10 +169,7 @@ def compared_rows(models: Sequence[Answers], tailored: int) -> tuple[Row, ...]:
     for k, (model, head, spec, right) in enumerate(models):
         row = Row(model, head, spec, Share(int(right.sum()), len(right)))
         if k != tailored:
-            needed = pairs[k].needed(ALPHA / len(others))
-            needed = None if needed is None else max(needed, least_samples(len(others)))
-            told = pairs[k].verdict(corrected[k])
-            row = replace(row, pair=pairs[k], p_value=corrected[k], verdict=told, needed=needed)
+            row = replace(row, pair=pairs[k], p_value=corrected[k], verdict=pairs[k].verdict(corrected[k]))
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.share.right, row.pair is not None)))
 
@@ -204,11 +191,12 @@ def compare(
     >>> compare("run", CompareOptions(data="site/test")).rows[0].model  # doctest: +SKIP
     'tunable_magmax 0.5'
     """
-    subject, reading, old_heads = _open(run, options), options.reading, options.old_heads
-    run, chosen, folder = subject.run, subject.preference, subject.folder
+    run, reading, old_heads = run if isinstance(run, Run) else Run.open(run), options.reading, options.old_heads
+    chosen, folder, seed = _preference(run, options)
+    refuse_too_large(run.base, run.tasks)
     head = find_head(run.base, None, run)
     labelled, origin = open_labelled(options.data, head.head, run, reading)
-    with Bench(run, head=head.frozen, seed=subject.seed, device=reading.device, progress=progress) as bench:
+    with Bench(run, head=head.frozen, seed=seed, device=reading.device, progress=progress) as bench:
         samples = bench.open_labelled("compared", labelled)
         specs = _candidates(run, chosen.weights)
         fewest = least_samples((1 + old_heads) * len(specs))
@@ -220,7 +208,7 @@ def compare(
             )
         material, mine = open_material(bench, chosen, fits=bool(bench.views)), None
         if folder is None:
-            mine, _, _ = choose_spec(bench, chosen, TailorOptions(seed=subject.seed), material)
+            mine, _, _ = choose_spec(bench, chosen, TailorOptions(seed=seed), material)
             specs = list(dict.fromkeys([*specs, mine]))
         models: list[Answers] = []
         for done, spec in enumerate(specs, 1):
@@ -233,12 +221,11 @@ def compare(
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
-            right = _right_as_written(folder, samples, run, bench.classes, reading)
+            right = _right_as_written(folder, labelled, samples, bench.classes, reading)
             models.append((folder.name or str(folder), "own", None, right))
     return Comparison(
         run=str(run.path),
         data=origin,
-        preference=subject.file,
         model=None if folder is None else str(folder),
         weights=dict(zip(run.labels, map(float, chosen.weights), strict=True)),
         samples=len(samples),
@@ -249,39 +236,14 @@ def compare(
     )
 
 
-def check_comparison(run: Run | str | Path, options: CompareOptions) -> dict[str, Any]:
-    """Returns what `compare` would do, from headers alone; what prevents it is an error."""
-    subject = _open(run, options)
-    head = find_head(subject.run.base, None, subject.run).head
-    labelled, origin = open_labelled(options.data, head, subject.run, options.reading)
-    titles = [model_title(subject.run, spec) for spec in _candidates(subject.run, subject.preference.weights)]
-    tailored = "what tmx tailor would choose" if subject.folder is None else str(subject.folder)
-    about = {"run": str(subject.run.path), "data": origin, "samples": len(labelled)}
-    return {**about, "models": list(dict.fromkeys(titles)), "tailored": tailored}
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is compared: a run, and a preference or the directory of a tailored model."""
-
-    run: Run
-    preference: Preference
-    folder: Path | None
-    file: str | None
-    seed: int
-
-
-def _open(run: Run | str | Path, options: CompareOptions) -> _Subject:
-    run, given = run if isinstance(run, Run) else Run.open(run), options.preference
+def _preference(run: Run, options: CompareOptions) -> tuple[Preference, Path | None, int]:
+    """Returns the preference, the directory of the tailored model if it is given, and the seed of its merges."""
+    given = options.preference
     chosen = Preference.equal(len(run.tasks)) if given is None else preference_of(run, given)
-    folder = None if given is None or isinstance(given, Preference) or not Path(given).is_dir() else Path(given)
-    file = None if given is None else "FILE" if isinstance(given, Preference) else str(folder or given)
-    refuse_too_large(run.base, run.tasks)
-    if folder is None:
-        return _Subject(run, completed(chosen, run), None, file, options.seed)
-    read_record(folder)
-    report = read_report(folder)
-    return _Subject(run, chosen, folder, file, report.seed)
+    if given is None or isinstance(given, Preference) or not Path(given).is_dir():
+        return completed(chosen, run), None, options.seed
+    read_record(Path(given))
+    return chosen, Path(given), read_report(Path(given)).seed
 
 
 def _candidates(run: Run, weights: Sequence[float]) -> list[MergeSpec]:
@@ -327,19 +289,15 @@ def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts
     return logits
 
 
-def _right_as_written(folder: Path, data: BenchData, run: Run, classes: Sequence[str], reading: Reading) -> Bools:
-    """Returns which samples the model in a directory gets right, as `tmx eval` measures it."""
-    used = find_head(folder)
-    lacking = [name for name in classes if name not in used.head.classes]
-    if lacking:
+def _right_as_written(
+    folder: Path, labelled: Labelled, data: BenchData, classes: Sequence[str], reading: Reading
+) -> Bools:
+    """Returns which samples the model in a directory gets right, as `tmx predict` answers."""
+    model = load_classifier(folder, reading.device)
+    if lacking := [name for name in classes if name not in model.classes]:
         raise InputError(
-            f"{folder} does not know {plural(len(lacking), 'class', 'classes')} of {run.path}, first "
+            f"{folder} does not know {plural(len(lacking), 'class', 'classes')} of the run, first "
             f"{some_of(lacking[:1], show=repr)}: it was made with another head"
         )
-    places = np.array([used.head.classes.index(name) for name in classes], dtype=np.int64)
-    encoder = replace(used, run=run).encoder(folder, reading.device)
-    head = encoder.head if isinstance(encoder, BuiltinEncoder) else used.head
-    right: Bools = (
-        head.logits(embed_prepared(encoder, data.prepared, reading.batch)).argmax(axis=1) == places[data.labels]
-    )
-    return right
+    answers = model.predict_samples(labelled.samples.subset(data.prepared.positions), str, batch=reading.batch)
+    return np.array([each.label == classes[label] for each, label in zip(answers, data.labels, strict=True)])

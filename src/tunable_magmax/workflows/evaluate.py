@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.config import read_yaml
@@ -25,23 +24,22 @@ from tunable_magmax.merging.state_dicts import Merged
 from tunable_magmax.models.builtin import builtin_labels
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import RUN_FILE, Run, is_run, refuse_run_file
-from tunable_magmax.showing import data_frame, shown_shares
+from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.options import Reading, given
 from tunable_magmax.workflows.site_options import EvalOptions as EvalOptions
-from tunable_magmax.workflows.used_head import Prior, checkpoint_number, find_head
+from tunable_magmax.workflows.used_head import checkpoint_number, find_head
 
 if TYPE_CHECKING:
-    import pandas
-
     from tunable_magmax.merging.report import MergeReport
 
 Data: TypeAlias = str | Path | Samples | Benchmark | None
 """Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
 YAML = (".yml", ".yaml")
+MERGE_FACTS = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
+"""What decided the numbers of a merge."""
 ALL = "all"
 """Names all checkpoints of a run."""
 
@@ -50,21 +48,18 @@ ALL = "all"
 class Evaluation:
     """The accuracy of a model on labelled data, or of several checkpoints of a run.
 
-    `accuracies`: by name, in order. `head`: its file, or the model's own classifier. `prior`: where the prior on its
-    logits came from, "preference" or "head". `merge`: the report of a merge in memory. `matrix`, `known_matrix`: R with
-    the task unknown and known, if all tasks' checkpoints were measured.
+    `accuracies`: by name, in order. `head`: its file, or the model's own classifier. `merge`: the report of a merge in
+    memory. `matrix`: R with the task unknown, if all tasks' checkpoints were measured.
     """
 
     model: str
     data: str
     head: str
     accuracies: Mapping[str, Accuracy]
-    prior: str | None = None
     unreadable: int = 0
     unknown_labels: int = 0
     merge: MergeReport | None = None
     matrix: AccuracyMatrix | None = None
-    known_matrix: AccuracyMatrix | None = None
 
     @property
     def accuracy(self) -> Accuracy:
@@ -72,78 +67,72 @@ class Evaluation:
         return list(self.accuracies.values())[-1]
 
     def __repr__(self) -> str:
-        prior = "" if self.prior is None else ", with a site prior"
+        shown = shown_shares(list(self.accuracies), [each.overall.value for each in self.accuracies.values()])
         if len(self.accuracies) == 1:
             shown = self.accuracy.overall.words(self.accuracy.level)
-        else:
-            shown = shown_shares(list(self.accuracies), [each.overall.value for each in self.accuracies.values()])
-        return f"Evaluation({self.model} on {self.data}: {shown}{prior})"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each model, with its accuracy on all samples and on each task, as a pandas frame."""
-        rows = self.accuracies.values()
-        columns = {"all": [accuracy.overall.value for accuracy in rows]}
-        for task in self.accuracy.tasks:
-            columns[task] = [accuracy.by_task[task].value for accuracy in rows]
-        return data_frame(columns, list(self.accuracies), "model")
+        return f"Evaluation({self.model} on {self.data}: {shown})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything for JSON; of a merge, what decided its numbers."""
-        record: dict[str, Any] = {name: getattr(self, name) for name in ("model", "data", "head", "prior")}
-        record |= {"unreadable": self.unreadable, "unknown_labels": self.unknown_labels}
-        record["accuracies"] = {name: accuracy.to_dict() for name, accuracy in self.accuracies.items()}
-        for name in ("matrix", "known_matrix"):
-            matrix = getattr(self, name)
-            record |= {} if matrix is None else {name: matrix.to_dict()}
-        if self.merge is not None:
-            kept = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
-            record["merge"] = {name: getattr(self.merge, name) for name in kept}
-        return record
+        """Returns everything for JSON."""
+        return {
+            **{name: getattr(self, name) for name in ("model", "data", "head", "unreadable", "unknown_labels")},
+            "accuracies": {name: accuracy.to_dict() for name, accuracy in self.accuracies.items()},
+            "matrix": None if self.matrix is None else self.matrix.to_dict(),
+            "merge": None if self.merge is None else {name: getattr(self.merge, name) for name in MERGE_FACTS},
+        }
 
 
 def measure(model: Path, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
     """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run, by default all."""
-    kind = _kind_of(model)
-    merging = any(map(given, (options.weighting, options.merging)))
-    prior: Prior = options.prior
-    if options.weighting.preference is not None and prior == "auto":
-        prior = Preference.load(options.weighting.preference)
-    how: dict[str, Any] = {"head": options.head, "prior": prior, "reading": options.reading, "progress": progress}
-    if options.checkpoint and (kind != "run" or merging):
+    if not model.exists() and hub_name(model) is None:
+        raise InputError(
+            f"{model} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a model "
+            "on the Hugging Face hub, org/name@revision"
+        )
+    refuse_run_file(model)
+    a_run, merging = is_run(model), any(map(given, (options.weighting, options.merging)))
+    recipe = model.suffix.lower() in YAML
+    if options.checkpoint and (merging or not a_run):
         raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
-    if kind == "run" and not merging:
-        chosen = None if not options.checkpoint or ALL in options.checkpoint else options.checkpoint
-        return evaluate_run(model, options.data, checkpoints=chosen, **how)
-    if merging and kind == "checkpoint":
+    if merging and not (a_run or recipe):
         raise InputError(f"{model} is a checkpoint: leave out the options of a merge, or give a run directory")
-    if kind == "checkpoint":
-        return evaluate(model, options.data, run=options.run, **how)
-    recipe = recipe_of(model, None, options.weighting, options.merging)
-    return evaluate(recipe, options.data, run=model if kind == "run" else options.run, **how)
+    subject: Path | Recipe = model
+    if recipe or merging:
+        subject = recipe_of(model, None, options.weighting, options.merging)
+    return evaluate(
+        subject,
+        options.data,
+        checkpoints=None if ALL in options.checkpoint else options.checkpoint or None,
+        head=options.head,
+        run=model if a_run else options.run,
+        reading=options.reading,
+        progress=progress,
+    )
 
 
 def evaluate(
     model: str | os.PathLike[str] | Recipe | Merged,
     data: Data = None,
     *,
+    checkpoints: Sequence[str] | None = None,
     head: str | Path | None = None,
     run: str | Path | None = None,
-    prior: Prior = "auto",
     reading: Reading = Reading(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Measures the accuracy of a checkpoint, of a merge in memory, or of a `Recipe` to merge there, on labelled data.
+    """Measures the accuracy of a checkpoint, of a merge in memory, of a `Recipe`, or of a run's checkpoints.
 
-    Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes; its bias or a
-    preference's `prior` is added. The head is `head`, or that of `run`, or lies beside the model, or is that of the run
-    whose checkpoints these are (or were merged, by the merge's log). So are the tasks' classes. Of models with
-    classifiers of their own, a checkpoint of `run` is measured with the rows of all tasks' labels. `data`: samples, a
-    benchmark, or the path of either (a benchmark's is a YAML with its section); by default the test data of the run's
-    benchmark.
+    The head is `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are
+    (or were merged, by the merge's log). So are the tasks' classes. Of models with classifiers of their own, a
+    checkpoint of `run` is measured with the rows of all tasks' labels. `data`: samples, a benchmark, or the path of
+    either (a benchmark's is a YAML with its section); by default the test data of the run's benchmark. `checkpoints` of
+    a run are task names, `base` or `last`; by default all are measured, which gives the matrix R.
 
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
+    if isinstance(model, str | os.PathLike) and is_run(Path(model)):
+        return _evaluate_run(Run.open(Path(model)), data, checkpoints, head, reading, progress)
     owner = None if run is None else Run.open(run)
     merged = model if isinstance(model, Merged) else None
     subject: Path | Recipe
@@ -154,7 +143,7 @@ def evaluate(
     else:
         assert not isinstance(model, Merged)
         subject = model.located() if isinstance(model, Recipe) else located(model)
-    used = find_head(subject, head, owner, prior)
+    used = find_head(subject, head, owner)
     base = subject.base if isinstance(subject, Recipe) else subject
     labelled, origin = open_labelled(data, used.head, used.run, reading)
     state = None if merged is None else merged.state_dict
@@ -179,25 +168,22 @@ def evaluate(
             stacklevel=2,
         )
     return Evaluation(
-        name, origin, used.source, {name: measured.accuracy}, used.prior, measured.unreadable, labelled.unknown, report
+        name, origin, used.source, {name: measured.accuracy}, measured.unreadable, labelled.unknown, report
     )
 
 
-def evaluate_run(
-    run: str | Path,
-    data: Data = None,
-    *,
-    checkpoints: Sequence[str] | None = None,
-    head: str | Path | None = None,
-    prior: Prior = "auto",
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
-    progress: Progress | None = None,
+def _evaluate_run(
+    run: Run,
+    data: Data,
+    checkpoints: Sequence[str] | None,
+    head: str | Path | None,
+    reading: Reading,
+    progress: Progress | None,
 ) -> Evaluation:
-    """Measures a run's checkpoints, given by task name, `base` or `last`; by default all, which gives the matrix R."""
-    trained = Run.open(run)
-    places = ["base", *trained.checkpoints]
-    chosen = places if checkpoints is None else [_named(name, trained) for name in checkpoints]
-    used = find_head(trained.base, head, trained, prior)
+    """Measures checkpoints of a run; all of them give the accuracy matrix."""
+    places = ["base", *run.checkpoints]
+    chosen = places if checkpoints is None else [_named(name, run) for name in checkpoints]
+    used = find_head(run.base, head, run)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -205,30 +191,16 @@ def evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    labelled, origin = open_labelled(data, used.head, trained, reading)
-    with Bench(trained, head=used.frozen, device=reading.device, progress=over_all) as bench:
+    labelled, origin = open_labelled(data, used.head, run, reading)
+    with Bench(run, head=used.frozen, device=reading.device, progress=over_all) as bench:
         opened = bench.open_labelled("data", labelled)
         readable = labelled.readable(opened.prepared.positions)
         for name in chosen:
             logits = bench.logits(MergeSpec(checkpoint=places.index(name)), opened)
             accuracies[name] = readable.accuracy(logits, used.head.classes)
-    facts = (used.prior, opened.prepared.failed, labelled.unknown, None)
-    return Evaluation(str(trained.path), origin, used.source, accuracies, *facts, *_matrices(trained, accuracies))
-
-
-def _kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
-    """Returns what a path is: a run directory, a YAML configuration of a merge, or a checkpoint."""
-    if not model.exists():
-        if hub_name(model) is not None:
-            return "checkpoint"
-        raise InputError(
-            f"{model} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a model "
-            "on the Hugging Face hub, org/name@revision"
-        )
-    refuse_run_file(model)
-    if is_run(model):
-        return "run"
-    return "recipe" if model.suffix.lower() in YAML else "checkpoint"
+    failed = opened.prepared.failed
+    matrix = _matrix(run, accuracies)
+    return Evaluation(str(run.path), origin, used.source, accuracies, failed, labelled.unknown, None, matrix)
 
 
 def _named(name: str, run: Run) -> str:
@@ -241,25 +213,18 @@ def _named(name: str, run: Run) -> str:
     raise InputError(f"{run.path} has no checkpoint {name!r}{closest(name, known)}; it has {', '.join(known)}")
 
 
-def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMatrix | None, AccuracyMatrix | None]:
-    """Returns R with the task unknown and known; None unless all tasks were evaluated, on their own data.
+def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | None:
+    """Returns R with the task unknown; None unless all tasks were evaluated, on their own data.
 
     A run that is not finished has more tasks in its data than checkpoints: its last rows are not known.
     """
     trained = tuple(run.checkpoints)
     tasks = next(iter(accuracies.values())).tasks
     if tasks[: len(trained)] != trained or any(name not in accuracies for name in trained):
-        return None, None
-
-    def matrix(known: bool) -> AccuracyMatrix:
-        def shares(name: str) -> list[float]:
-            by_task = accuracies[name].known_by_task if known else accuracies[name].by_task
-            return [math.nan] * len(tasks) if by_task is None else [by_task[task].value for task in tasks]
-
-        before = shares("base") if "base" in accuracies and "base" not in trained else None
-        return AccuracyMatrix.of(tasks, [shares(task) for task in trained], before, accuracies[trained[0]].task_samples)
-
-    return matrix(known=False), matrix(known=True)
+        return None
+    rows = {name: [each.by_task[task].value for task in tasks] for name, each in accuracies.items()}
+    before = rows.get("base") if "base" not in trained else None
+    return AccuracyMatrix.of(tasks, [rows[name] for name in trained], before, accuracies[trained[0]].task_samples)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -26,12 +26,10 @@ from tunable_magmax.workflows.evaluate import (
     Data,
     Evaluation,
     evaluate,
-    evaluate_run,
 )
 from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import (
     MergeOptions,
-    check_merge,
     merge_recipe_in_memory,
     recipe_of,
 )
@@ -42,7 +40,7 @@ from tunable_magmax.workflows.site_options import CompareOptions, PreferOptions,
 from tunable_magmax.workflows.sweep import Sweep, SweepOptions, sweep
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
-from tunable_magmax.workflows.used_head import HEAD_FILES, Prior
+from tunable_magmax.workflows.used_head import HEAD_FILES
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -203,13 +201,6 @@ class Run:
         tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
-    def check_merge(
-        self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any
-    ) -> dict[str, Any]:
-        """Checks what `merge` would, from headers alone, and returns what it would do, as `tmx merge --dry-run`."""
-        place = None if out is None else Path(out)
-        return check_merge(self.path, from_flat(MergeOptions, preference=preference, out=place, **options))
-
     def sweep(self, out: Place, **options: Any) -> Sweep:
         """Merges for each point of a line or a list into `out/NAME`, as `tmx sweep` does, with the command's options.
 
@@ -267,15 +258,13 @@ class Run:
         data: Any = None,
         *,
         head: str | Path | None = None,
-        prior: Prior = "auto",
         progress: Progress | None = None,
         **reading: Any,
     ) -> Evaluation:
         """Measures one model on labelled data, by default the run's own test data, with the run's head.
 
-        `model`: the name of a checkpoint (base, a task's, last), a merge in memory, a preference, which is merged as
-        `merge` does (`tailor` chooses another scale) and whose site prior is used, or the path of any model of this
-        architecture.
+        `model`: the name of a checkpoint (base, a task's, last), "all" for the accuracy matrix of all checkpoints, a
+        merge in memory, a preference, which is merged as `merge` does, or the path of any model of this architecture.
 
         >>> run.evaluate("last").accuracy.overall.value  # doctest: +SKIP
         0.42
@@ -283,38 +272,16 @@ class Run:
         subject: Any = model
         if isinstance(model, Preference):
             subject = recipe_of(self.path, weighting=Weighting(preference=model))
-            prior = model if prior == "auto" else prior
         elif isinstance(model, str):
-            places = {"last": self.tasks[-1], **self.checkpoints}
+            places = {"last": self.tasks[-1], "all": self.path, **self.checkpoints}
             subject = places.get(model, Path(model))
             if model not in places and not Path(model).exists():
                 hint = closest(model, list(places))
                 raise InputError(f"{self.path} has no checkpoint {model!r}{hint}; it has {some_of(places)}")
         # A tailored model has a head of its own, which goes before the run's.
         beside = isinstance(subject, os.PathLike) and any((Path(subject) / name).is_file() for name in HEAD_FILES)
-        return evaluate(
-            subject,
-            _data(data),
-            head=head,
-            run=None if beside else self.path,
-            prior=prior,
-            reading=from_flat(Reading, **reading),
-            progress=progress,
-        )
-
-    def evaluate_all(
-        self,
-        data: Any = None,
-        *,
-        checkpoints: Sequence[str] | None = None,
-        head: str | Path | None = None,
-        prior: Prior = "auto",
-        progress: Progress | None = None,
-        **reading: Any,
-    ) -> Evaluation:
-        """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval RUN_DIR` does."""
-        options: dict[str, Any] = {"checkpoints": checkpoints, "head": head, "prior": prior, "progress": progress}
-        return evaluate_run(self.path, _data(data), reading=from_flat(Reading, **reading), **options)
+        options: dict[str, Any] = {"reading": from_flat(Reading, **reading), "progress": progress}
+        return evaluate(subject, _data(data), head=head, run=None if beside else self.path, **options)
 
     def add_data(
         self,

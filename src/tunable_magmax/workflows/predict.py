@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
-SUFFIXES = (".csv", ".json", ".jsonl")
+SUFFIXES = (".csv", ".jsonl")
 """Of files of labels."""
 TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
 Named: TypeAlias = tuple[Samples, Callable[[int], str]]
@@ -41,35 +41,44 @@ Named: TypeAlias = tuple[Samples, Callable[[int], str]]
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """The likeliest class of an input. `top`: the likeliest classes with probabilities, best first.
+    """The likeliest classes of an input with their probabilities, best first.
 
     `input`: the file, or the table and its row, such as "site.csv:3"; `text`: the text itself. An input that could not
     be read has no label, and `error` says why.
 
-    >>> Prediction("cat", 0.9312, (("cat", 0.9312),))
+    >>> Prediction((("cat", 0.9312),))
     Prediction('cat', 0.931)
     """
 
-    label: str | None
-    probability: float | None
     top: tuple[tuple[str, float], ...] = ()
     input: str = ""
     text: str | None = None
     error: str | None = None
 
+    @property
+    def label(self) -> str | None:
+        """The likeliest class."""
+        return self.top[0][0] if self.top else None
+
+    @property
+    def probability(self) -> float | None:
+        """The probability of the likeliest class."""
+        return self.top[0][1] if self.top else None
+
     def __repr__(self) -> str:
-        if self.label is None:
-            return f"Prediction(None, error={self.error!r})"
-        return f"Prediction({self.label!r}, {self.probability:.3f})"
+        return f"Prediction({self.label!r}, {f'error={self.error!r}' if self.error else round(self.top[0][1], 3)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        record: dict[str, Any] = {"input": printable(self.input)}
-        record |= {} if self.text is None else {"text": printable(self.text)}
-        record |= {"label": self.label, "probability": self.probability}
-        if len(self.top) > 1:
-            record["top"] = [{"label": label, "probability": probability} for label, probability in self.top]
-        return record if self.error is None else {**record, "error": self.error}
+        top = [{"label": label, "probability": probability} for label, probability in self.top]
+        return {
+            "input": printable(self.input),
+            "text": None if self.text is None else printable(self.text),
+            "label": self.label,
+            "probability": self.probability,
+            "top": top,
+            "error": self.error,
+        }
 
 
 def printable(text: str) -> str:
@@ -88,8 +97,6 @@ def printable(text: str) -> str:
 class LoadedClassifier:
     """A model with its head, ready to use: `predict` gives labels with probabilities.
 
-    `has_prior`: whether a site's prior is added to its scores.
-
     Inputs are PIL images, arrays [height, width, 3] of uint8 or paths of image files for a model of images, and texts
     (or paths of text files, each one text) for a model of texts. One input alone is taken as a list of one.
 
@@ -101,12 +108,10 @@ class LoadedClassifier:
     encoder: Encoder
     head: Head
     head_file: str
-    has_prior: bool
 
     def __repr__(self) -> str:
-        prior = "with a site prior" if self.has_prior else "without a site prior"
         classes = f"{len(self.classes)} classes of {self.kind}s: {some_of(self.classes, show=repr)}"
-        return f"LoadedClassifier({str(self.encoder.path)!r}: {classes}; {prior})"
+        return f"LoadedClassifier({str(self.encoder.path)!r}: {classes})"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -120,15 +125,13 @@ class LoadedClassifier:
 
     def probabilities(self, inputs: Any, batch: int = 64) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes]; an input that cannot be read is an `InputError`."""
-        failed: dict[int, Unreadable] = {}
-        samples = self._samples(inputs)
-        parts = [shares for _, _, shares in self._batches(samples, batch, failed)]
-        _refuse_unreadable(samples.origin, failed)
+        parts = [shares for _, _, shares in self._batches(self._samples(inputs), batch, None)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
     def predict(self, inputs: Any, top: int = 1, batch: int = 64) -> list[Prediction]:
         """Returns the likeliest class of each input; an input that cannot be read is an `InputError`."""
-        return self.predict_samples(self._samples(inputs), lambda k: f"input {k + 1}", top, batch, strict=True)
+        samples = self._samples(inputs)
+        return self.predict_samples(samples, lambda k: f"input {k + 1}", top, batch, strict=True)
 
     def predict_samples(
         self,
@@ -148,31 +151,33 @@ class LoadedClassifier:
             raise InputError(f"top is {top}, expected at least 1 class for each input")
         found: dict[int, Prediction] = {}
         failed: dict[int, Unreadable] = {}
-        for positions, inputs, shares in self._batches(samples, batch, failed):
+        for positions, inputs, shares in self._batches(samples, batch, None if strict else failed):
             for position, value, row in zip(positions, inputs, shares, strict=True):
-                best = np.argsort(-row, kind="stable")[:top]
-                likely = tuple((self.classes[k], float(row[k])) for k in best.tolist())
+                best = np.argsort(-row, kind="stable")[:top].tolist()
                 text = value if isinstance(value, str) else None
-                found[position] = Prediction(*likely[0], likely, name(position), text)
+                found[position] = Prediction(
+                    tuple((self.classes[k], float(row[k])) for k in best), name(position), text
+                )
             if progress is not None:
                 progress(len(found) + len(failed))
-        if strict:
-            _refuse_unreadable(samples.origin, failed)
-        for position, item in failed.items():
-            found[position] = Prediction(None, None, (), name(position), None, item.why)
+        found |= {position: Prediction((), name(position), None, item.why) for position, item in failed.items()}
         return [found[position] for position in range(len(samples))]
 
     def _batches(
-        self, samples: Samples, batch: int, failed: dict[int, Unreadable]
+        self, samples: Samples, batch: int, failed: dict[int, Unreadable] | None
     ) -> Iterator[tuple[list[int], list[Any], NDArray[np.float32]]]:
-        """Yields positions, inputs and probabilities of readable samples."""
+        """Yields positions, inputs and probabilities; what cannot be read is put into `failed`, or is an error."""
         if samples.kind != self.kind:
             takes, holds = (f"{kind}s" for kind in (self.kind, samples.kind))
             raise InputError(f"{samples.origin} holds {holds}, but {self.encoder.path} classifies {takes}")
         if batch < 1:
             raise InputError(f"batch is {batch}, expected at least 1")
-        for positions, inputs in samples.batches(range(len(samples)), batch, failed):
+        unreadable: dict[int, Unreadable] = {} if failed is None else failed
+        for positions, inputs in samples.batches(range(len(samples)), batch, unreadable):
             yield positions, inputs, self.head.probabilities(self.encoder.embed(inputs, batch))
+        if failed is None and unreadable:
+            names = some_of(f"{item.name} ({item.why})" for item in unreadable.values())
+            raise InputError(f"{samples.origin}: cannot be read: {names}; take them out, or repair them")
 
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
@@ -184,23 +189,13 @@ class LoadedClassifier:
         return replace(memory_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
 
 
-def _refuse_unreadable(origin: str, failed: dict[int, Unreadable]) -> None:
-    if failed:
-        names = some_of(f"{item.name} ({item.why})" for item in failed.values())
-        raise InputError(f"{origin}: cannot be read: {names}; take them out, or repair them")
-
-
 def load_classifier(
-    path: str | os.PathLike[str],
-    device: str | None = None,
-    *,
-    head: str | Path | None = None,
-    prior: Literal["auto", "none"] = "auto",
+    path: str | os.PathLike[str], device: str | None = None, *, head: str | Path | None = None
 ) -> LoadedClassifier:
     """Loads a model directory, as `tmx tailor` leaves it, or any checkpoint whose head can be found or is its own.
 
-    `head`: by default the one beside the model, or of the run it comes from. `prior`: "none" leaves out the bias of the
-    head's file. `device`: by default the GPU if there is one.
+    `head`: by default the one beside the model, or of the run it comes from. `device`: by default the GPU if there is
+    one.
 
     >>> load_classifier("site-model").predict("photo.jpg")  # doctest: +SKIP
     [Prediction('cat', 0.931)]
@@ -219,11 +214,11 @@ def load_classifier(
             f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "
             f"site with `tmx tailor {model}` first"
         )
-    used = find_head(model, head, prior=prior)
+    used = find_head(model, head)
     encoder = used.encoder(model, device)
     chosen = encoder.head if isinstance(encoder, BuiltinEncoder) else used.head
     require_match(encoder, chosen)
-    return LoadedClassifier(encoder, chosen, used.source, used.prior is not None)
+    return LoadedClassifier(encoder, chosen, used.source)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -235,7 +230,6 @@ class Predictions:
 
     model: str
     head: str
-    prior: bool
     predictions: tuple[Prediction, ...]
 
     def counts(self) -> dict[str, int]:
@@ -245,26 +239,17 @@ class Predictions:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         rows = [found.to_dict() for found in self.predictions]
-        return {
-            "model": printable(self.model), "head": printable(self.head), "prior": self.prior, "predictions": rows
-        }  # fmt: skip
+        return {"model": printable(self.model), "head": printable(self.head), "predictions": rows}
 
     def to_bytes(self, suffix: str) -> bytes:
-        """Returns the content of a file: .csv and .jsonl have a row for each input, .json everything."""
-        if suffix == ".json":
-            return (json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n").encode()
+        """Returns the content of a file with a row for each input: .jsonl, or .csv with the likeliest class alone."""
+        rows = [found.to_dict() for found in self.predictions]
         if suffix == ".jsonl":
-            return "".join(json.dumps(row.to_dict(), ensure_ascii=False) + "\n" for row in self.predictions).encode()
-        top = max((len(found.top) for found in self.predictions), default=1) or 1
-        texts = any(found.text is not None for found in self.predictions)
-        more = [f"{column}_{k}" for k in range(2, top + 1) for column in ("label", "probability")]
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         content = io.StringIO(newline="")
-        rows = csv.writer(content)
-        rows.writerow(["input", *(["text"] if texts else []), "label", "probability", *more])
-        for found in self.predictions:
-            cells = [cell for label, probability in found.top for cell in (label, f"{probability:.6g}")]
-            named = [found.input, *([found.text or ""] if texts else [])]
-            rows.writerow([*map(printable, named), *cells, *[""] * (2 * top - len(cells))])
+        table = csv.DictWriter(content, ("input", "text", "label", "probability"), extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
         return content.getvalue().encode()
 
 
@@ -289,7 +274,7 @@ def predict(
     missing = [str(path) for path in inputs if not Path(path).exists()]
     if missing:
         raise InputError(f"{some_of(missing)}: no such file or folder")
-    classifier = load_classifier(model, reading.device, head=options.head, prior=options.prior)
+    classifier = load_classifier(model, reading.device, head=options.head)
     sources = list(_sources([Path(path) for path in inputs], classifier.kind, reading))
     if texts:
         sources.append((text_samples("text", list(texts), None), lambda k: f"text {k + 1}"))
@@ -309,7 +294,7 @@ def predict(
         warnings.warn(
             f"{len(failed)} of {len(found)} inputs could not be read and got no label: {some_of(failed)}", stacklevel=2
         )
-    made = Predictions(str(model), classifier.head_file, classifier.has_prior, tuple(found))
+    made = Predictions(str(model), classifier.head_file, tuple(found))
     if out is not None:
         write_atomic(out, made.to_bytes(out.suffix.lower()))
     return made
@@ -337,14 +322,5 @@ def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[
             images.append(path)  # whatever its name: Pillow tells whether it is an image
         else:
             yield from gathered()
-            yield reading.open(path), _rows_of(path)
+            yield reading.open(path), lambda k, path=path: f"{path}:{k + 1}"  # type: ignore[misc]
     yield from gathered()
-
-
-def _rows_of(path: Path) -> Callable[[int], str]:
-    """Returns what to call the rows of a table: of a text a line, or an object a line, by the number of the line."""
-    if path.suffix.lower() not in (".txt", ".jsonl", ".ndjson"):
-        return lambda position: f"{path}:{position + 1}"
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
-    numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-    return lambda position: f"{path}:{numbers[position]}"

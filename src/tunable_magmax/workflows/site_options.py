@@ -161,8 +161,6 @@ class TailorOptions:
     """The seed of everything that is drawn: folds, and the keys of the merge."""
     reading: Reading = Reading()
     output: Output = Output()
-    dry_run: bool = False
-    """Read headers only, check everything, and say what would be done."""
 
     def __post_init__(self) -> None:
         if self.head not in ("auto", "fitted", "old"):
@@ -193,8 +191,6 @@ class CompareOptions:
     plot: Path | None = None
     """Draw the table into this file: .png, .svg or .pdf."""
     reading: Reading = Reading()
-    dry_run: bool = False
-    """Read headers only, check everything, and say what would be compared."""
 
 
 @Parameter(name="*")
@@ -210,8 +206,6 @@ class EvalOptions:
     """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
     run: Path | None = None
     """The run directory that the model comes from: its head, tasks and test data."""
-    prior: Literal["auto", "none"] = "auto"
-    """The site prior on the head: auto is that of the preference, or the bias in the head's file; none: no prior."""
     confusion: bool = False
     """Show for which tasks' classes the samples of each task were taken."""
     per_class: bool = False
@@ -229,11 +223,9 @@ class PredictOptions:
     text: Sequence[str] = ()
     """Classify this text; repeatable."""
     out: Out = None
-    """Write the labels to this file: .csv, .json or .jsonl."""
+    """Write the labels to this file: .csv or .jsonl."""
     head: Path | None = None
     """The head. Default: the one beside the model, or of the run that the model comes from."""
-    prior: Literal["auto", "none"] = "auto"
-    """The site prior in the head's file: auto adds it, none leaves it out."""
     top: int = 1
     """Show this many of the likeliest classes."""
     reading: Embedding = Embedding()

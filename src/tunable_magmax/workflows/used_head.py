@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import merged_labels
 from tunable_magmax.models.builtin import builtin_labels, load_builtin
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, builtin_head, load_head
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 from tunable_magmax.workflows.merge import logged_inputs
 
-Prior: TypeAlias = Preference | Literal["auto", "none"]
-"""A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 OWN = "the model's own classifier"
 
 
 @dataclass(frozen=True, eq=False)
 class UsedHead:
-    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks.
-
-    `prior`: where the prior in its bias came from, "preference" or "head"; None without one.
-    """
+    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks."""
 
     head: Head
     source: str
     run: Run | None
-    prior: str | None
 
     @property
     def frozen(self) -> Head | None:
@@ -45,9 +37,7 @@ class UsedHead:
         return load(checkpoint, device, assets=None if self.run is None else self.run.base)
 
 
-def find_head(
-    model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, prior: Prior = "auto"
-) -> UsedHead:
+def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | None = None) -> UsedHead:
     """Returns the head to score a model with: the one given; else beside the model; else that of the run.
 
     The run is `run`, or that whose checkpoints these are or were merged, by the merge's log. Without any of them it is
@@ -61,9 +51,9 @@ def find_head(
         beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
         head = (in_run or beside) if run is not None else (beside or in_run)
     if head is not None:
-        return _with_prior(load_head(head), str(head), owner, prior)
+        return UsedHead(load_head(head), str(head), owner)
     if (labels := _own_labels(model, run)) is not None:
-        return _with_prior(builtin_head(labels), OWN, owner, prior)
+        return UsedHead(builtin_head(labels), OWN, owner)
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
@@ -75,14 +65,6 @@ def find_head(
         f"{place}: which head turns its embeddings into classes? Give head, a file{hint}, or put the head "
         f"beside it as {HEAD_FILES[0]}"
     )
-
-
-def _with_prior(head: Head, source: str, run: Run | None, prior: Prior) -> UsedHead:
-    if prior == "none":
-        return UsedHead(head.with_bias(None), source, run, None)
-    if isinstance(prior, Preference) and prior.prior is not None:
-        return UsedHead(head.with_bias(prior.prior.bias(head.classes)), source, run, "preference")
-    return UsedHead(head, source, run, "head" if head.bias.any() else None)
 
 
 def _own_labels(model: Path | Recipe, run: Run | None) -> tuple[str, ...] | None:

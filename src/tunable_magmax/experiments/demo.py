@@ -30,7 +30,7 @@ from tunable_magmax.plots.demo import SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
@@ -206,7 +206,7 @@ def _write_site(place: Path, number: int, seed: int, size: DemoSize, report: Pro
 
 def _measure(place: Path, made: Mapping[str, Tailored], size: DemoSize, report: Progress) -> Story:
     """Measures the last checkpoint, MAGMAX, the base and the tailored model on the unseen pictures of each site."""
-    measured = evaluate_run(place / "run", reading=Reading(device="cpu")).matrix
+    measured = evaluate(place / "run", reading=Reading(device="cpu")).matrix
     assert measured is not None
     rows, sites = measured.rows, []
     with Bench(Run.open(place / "run"), device="cpu") as bench:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tunable_magmax.cli import terminal
 from tunable_magmax.cli.app import main
 
 TASKS = 3
@@ -44,8 +46,9 @@ class Sequence:
 
 
 @pytest.fixture
-def tmx(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run the program: `tmx("merge", ...)`."""
+def tmx(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the program: `tmx("merge", ...)`. However slow the machine is, no lines of progress appear."""
+    monkeypatch.setattr(terminal, "PATIENCE", math.inf)
 
     def run(*arguments: object) -> Result:
         capsys.readouterr()

@@ -106,19 +106,3 @@ def test_wide_tables_go_on_below_and_nothing_is_lost(monkeypatch):
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
     assert all(str(n) in words for n in range(1000, 1050))
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("bert.encoder.layer.11.output.dense.weight", "bert.encoder.layer.11"),
-        ("transformer.h.0.attn.c_attn.weight", "transformer.h.0"),
-        ("vision_model.embeddings.patch_embedding.weight", "vision_model.embeddings"),
-        ("lm_head.weight", "lm_head"),
-        ("logit_scale", "logit_scale"),
-        ("0.weight", "0"),
-        ("", ""),
-    ],
-)
-def test_layers_by_name(name, layer):
-    assert layer_of(name) == layer

@@ -540,12 +540,6 @@ def test_missing_and_extra_names_are_listed_at_once():
     assert "task 1" not in message
 
 
-def test_an_extra_name_comes_with_the_closest_match():
-    message = refusal(tasks=with_task(1, enc_weigth=torch.zeros(2, 3)))
-    assert "enc.weigth" in message
-    assert "enc.weight" in message
-
-
 def test_shapes_that_differ_are_listed_at_once():
     tasks = with_task(2, enc_weight=torch.zeros(3, 2))
     tasks[2] = tasks[2] | {"enc.bias": torch.zeros(7)}

@@ -25,13 +25,16 @@ def run(folder: Path) -> tuple[int, str]:
     return int(done.stdout), done.stderr
 
 
-def test_a_loop_is_kept_for_the_user_alone(tmp_path: Path) -> None:
+def test_a_loop_is_kept_for_the_user_alone_and_compiled_again_if_a_file_is_damaged(tmp_path: Path) -> None:
     assert run(tmp_path) == (0, "")
     [own] = tmp_path.iterdir()
     assert own.stat().st_mode & 0o777 == 0o700
     assert run(tmp_path) == (1, "")
-    next(own.rglob("*.nbc")).write_bytes(b"")  # what a machine that goes down may leave
-    assert run(tmp_path) == (0, "")
+    for kind in ("nbc", "nbi", "json"):
+        [file] = own.rglob(f"*.{kind}")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-9] + bytes(5) + whole[-4:])
+        assert run(tmp_path) == (0, ""), kind
 
 
 @pytest.mark.parametrize("harm", ["open to others", "a link", "a file"])

@@ -135,14 +135,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's tensors by name, and the other names of tied tensors, each with the name that is kept.
-
-    `model_type`: its architecture, such as bert, where a config.json names it.
-    """
+    """A model's tensors by name, and the other names of tied tensors, each with the name that is kept."""
 
     tensors: Mapping[str, TensorInfo]
     aliases: Mapping[str, str]
-    model_type: str | None = None
 
     def name_of(self, name: str) -> str | None:
         """Returns the name under which the tensor `name` is stored, or None if there is no such tensor."""
@@ -158,10 +154,6 @@ class Renaming:
 
     def __call__(self, name: str) -> str:
         return self.add + name.removeprefix(self.drop)
-
-    def back(self, name: str) -> str:
-        """Returns the task's name for a name of the base."""
-        return self.drop + name.removeprefix(self.add)
 
     def __bool__(self) -> bool:
         return bool(self.drop or self.add)

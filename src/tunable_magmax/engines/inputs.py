@@ -16,7 +16,6 @@ from tunable_magmax.checkpoints.heads import Heads
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
-from tunable_magmax.checkpoints.model_config import model_type
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.sources import factor_bytes
@@ -77,10 +76,7 @@ class Inputs:
 
     def _matched(self) -> Layout:
         """Matches the headers of base and tasks."""
-        signatures = [
-            Signature(checkpoint.tensors, checkpoint.aliases, model_type(checkpoint.path))
-            for checkpoint in self.checkpoints
-        ]
+        signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
         names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
         options, heads = self._options, self.heads
         exclude = options.exclude if heads is None else (*(options.exclude or ()), *map(escape, heads.copied))

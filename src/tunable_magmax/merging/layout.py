@@ -1,27 +1,35 @@
 """Rules 1 and 2: decides from headers alone what is merged, what is copied, and the index of each element.
 
-Where checkpoints do not match, `mismatches.py` explains all problems at once.
+Where checkpoints do not match, all problems are told at once.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
-from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor, widest
-from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.merging.mismatches import (
-    Mismatch,
-    describe_mismatches,
-    find_prefix,
-    list_mismatches,
-    partner,
+from tunable_magmax.checkpoints.tensors import (
+    FORMAT_KEY,
+    Renaming,
+    Signature,
+    TensorInfo,
+    find_renaming,
+    names_by_tensor,
+    widest,
 )
+from tunable_magmax.errors import InputError, bulleted, closest, some_of
+from tunable_magmax.showing import plural
 
+LISTED = 10_000
+"""So many problems are listed."""
+SHOWN = 5
+"""So many problems of one kind are shown for a checkpoint."""
 LARGE_BUFFERS = 1 << 16
 """Bytes of integers that a small model may hold beside its weights: masks, positions and the like."""
 
@@ -96,21 +104,28 @@ def build_layout(
 ) -> Layout:
     """Matches the base (first) with the tasks. All problems are collected and raised as one `InputError`.
 
-    Its message is short, and its `problems` are all of them. A pattern of `include` that matches nothing is refused
-    before anything else; one of `exclude` is a warning. The layout has these and the given `warnings`.
+    Its message shows the first of each kind, and its `problems` are all of them. A pattern of `include` that matches
+    nothing is refused before anything else; one of `exclude` is a warning. The layout has these and the given
+    `warnings`.
     """
     if idle := list(_idle_patterns(signatures, include, "include")):
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
-    base, tasks = signatures[0], list(zip(labels[1:], signatures[1:], strict=True))
-    problems: list[Mismatch] = []
+    base = signatures[0]
+    tasks: list[tuple[str, Signature]] = []
+    prefixes: dict[str, str] = {}
+    problems: list[Problem] = []
+    for label, task in zip(labels[1:], signatures[1:], strict=True):
+        renaming = _prefix(base, task)
+        if renaming:
+            side = "with" if renaming.drop else "without"
+            prefix = renaming.drop or renaming.add
+            problems.append(Problem(f"{label}: ", f"the names are the base's {side} the prefix {prefix!r}"))
+            prefixes[prefix] = "these tasks" if renaming.drop else "the base and all tasks that have it"
+            task = _renamed(task, base, renaming)
+        tasks.append((label, task))
     ties = _shared_ties(signatures)
     tied = names_by_tensor(ties)
-    prefixed = {
-        label: difference
-        for label, task in tasks
-        if (difference := find_prefix(base, task, lambda name: allowed(name, include, exclude)))
-    }
     floats: dict[str, tuple[TensorInfo, ...]] = {}
     excluded: list[TensorInfo] = []
     integers: list[TensorInfo] = []
@@ -122,12 +137,10 @@ def build_layout(
         matched = {labels[0]: base.tensors[base.name_of(name) or name]}
         for label, task in tasks:
             stored = _stored(task, name, tied)
-            if stored is None and label in prefixed:
-                stored = task.name_of(prefixed[label].renaming.back(name))
-            if stored is not None:
+            if stored is None:
+                problems.append(Problem(f"{label} lacks ", repr(name)))
+            else:
                 matched[label] = task.tensors[stored]
-            elif label not in prefixed:
-                problems.append(Mismatch(label, "lacks", repr(name), partner(name, task, base, problems)))
         problems.extend(_mismatches(name, matched))
         if info.is_float:
             floats[name] = tuple(matched.values())
@@ -135,17 +148,15 @@ def build_layout(
             integers.append(info)
     problems.extend(_quantised(integers, sum(infos[0].nbytes for infos in floats.values())))
     for label, task in tasks:
-        names = [*task.tensors, *task.aliases] if label not in prefixed else []
+        names = [*task.tensors, *task.aliases]
         # An extra name may be just another one for a tensor that the base has.
         held = {task.name_of(name) for name in names if base.name_of(name) is not None}
         for name in names:
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and task.name_of(name) not in held:
-                hint = partner(name, base, task, problems, anyone=True)
-                problems.append(Mismatch(label, "extra", repr(name), hint))
-    if prefixed or problems:
-        message = describe_mismatches(prefixed, problems, base, dict(tasks))
-        raise InputError(message, problems=list_mismatches(prefixed, problems))
+                problems.append(Problem(f"{label} has ", repr(name), ", which the base lacks"))
+    if problems:
+        raise _refusal(problems, prefixes)
     order = sorted(floats)
     starts = accumulate((floats[name][0].numel for name in order), initial=0)
     return Layout(
@@ -153,6 +164,58 @@ def build_layout(
         tuple(sorted(excluded + integers, key=lambda info: info.name)),
         ties,
         (*warnings, *_idle_patterns(signatures, exclude, "exclude")),
+    )
+
+
+class Problem(NamedTuple):
+    """One thing that does not match: a sentence of three parts, whose middle names the tensor."""
+
+    before: str
+    item: str
+    after: str = ""
+
+    def __str__(self) -> str:
+        return "".join(self)
+
+
+def _refusal(problems: Sequence[Problem], prefixes: Mapping[str, str]) -> InputError:
+    """Returns an error that shows the first problems of each kind. `prefixes` says who should lose which prefix."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        alike.setdefault((problem.before, problem.after), []).append(problem.item)
+    lines = [
+        f"{before}{some_of(items, SHOWN, '; ' if before.endswith(': ') else ', ')}{after}"
+        for (before, after), items in alike.items()
+    ]
+    advice = [
+        f"Take the prefix off {whose} first: `tmx convert CHECKPOINT --strip-prefix {shlex.quote(prefix)} -o NEW`."
+        for prefix, whose in prefixes.items()
+    ]
+    advice.append(
+        "Every task must hold the base's tensors with the same names and shapes. "
+        "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
+    )
+    if any(len(items) > SHOWN for items in alike.values()):
+        advice.append("--json lists all of them (`problems` of the error in Python).")
+    title = f"these checkpoints can't be merged, {plural(len(problems), 'problem')}:"
+    rest = [f"and {len(problems) - LISTED:,} more"] if len(problems) > LISTED else []
+    return InputError("\n".join([title, bulleted(lines), *advice]), problems=[*map(str, problems[:LISTED]), *rest])
+
+
+def _prefix(base: Signature, task: Signature) -> Renaming:
+    """Returns the prefix, added or dropped, that makes a task's names those of at least half of the base."""
+    unknown = [name for name in (*task.tensors, *task.aliases) if base.name_of(name) is None]
+    renaming = find_renaming(unknown, base) if unknown else Renaming()
+    found = {base.name_of(renaming(name)) for name in unknown} - {None}
+    return renaming if 2 * len(found) >= min(len(base.tensors), len(task.tensors)) else Renaming()
+
+
+def _renamed(task: Signature, base: Signature, renaming: Renaming) -> Signature:
+    """Returns a task with the base's names."""
+    names = {name: name if base.name_of(name) else renaming(name) for name in (*task.tensors, *task.aliases)}
+    return Signature(
+        {names[name]: info for name, info in task.tensors.items()},
+        {names[alias]: names[name] for alias, name in task.aliases.items()},
     )
 
 
@@ -183,21 +246,20 @@ def _stored(task: Signature, name: str, tied: Mapping[str, Sequence[str]]) -> st
     return next((stored for each in (name, *tied.get(name, ())) if (stored := task.name_of(each))), None)
 
 
-def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[Mismatch]:
+def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[Problem]:
     """Yields a problem if most of the base is matrices of integers: weights in units that other tensors define."""
     matrices = [info for info in integers if sum(length > 1 for length in info.shape) > 1]
     total = sum(info.nbytes for info in integers) + float_bytes
     if sum(info.nbytes for info in matrices) > max(total // 2, LARGE_BUFFERS):
         names = some_of((info.name for info in matrices), limit=3, show=repr)
-        yield Mismatch(
+        yield Problem(
             "",
-            "base",
             f"most of the base is integers, as in a quantised model ({names}): such weights can't be merged; give "
             "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to copy the base's",
         )
 
 
-def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[Mismatch]:
+def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[Problem]:
     """Yields what is wrong with the types and shapes of one tensor; the base's comes first."""
     base = next(iter(matched.values()))
     too_narrow = base.is_unsupported_float
@@ -205,8 +267,8 @@ def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[Mismat
         if info.dtype != base.dtype or too_narrow:
             typed = f"{name!r} has type {info.dtype}"
             if info.is_unsupported_float:
-                yield Mismatch(label, "type", f"{typed}, which can't be merged; convert it to BF16 or exclude it")
+                yield Problem(f"{label}: ", f"{typed}, which can't be merged; convert it to BF16 or exclude it")
             elif info.is_float != base.is_float and not too_narrow:
-                yield Mismatch(label, "type", f"{typed}, the base {base.dtype}")
+                yield Problem(f"{label}: ", f"{typed}, the base {base.dtype}")
         if info.shape != base.shape:
-            yield Mismatch(label, "shape", f"{name!r} has shape {list(info.shape)}, the base {list(base.shape)}")
+            yield Problem(f"{label}: ", f"{name!r} has shape {list(info.shape)}, the base {list(base.shape)}")

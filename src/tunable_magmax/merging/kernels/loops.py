@@ -10,11 +10,13 @@ is part of the specification (docs/method.md). Only sums of squares may reorder 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import json
 import logging
 import os
-import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,41 @@ def _cache_folder() -> Path | None:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError("others may read it or write to it: remove it, or run chmod 700")
         folder = own / hashlib.sha256(sources).hexdigest()[:16]
-        if any(not kept.stat().st_size for kept in folder.rglob("*.nb?")):  # cut short when the machine went down
-            shutil.rmtree(folder)
         folder.mkdir(mode=0o700, exist_ok=True)
+        _keep_intact(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         text = "note: compiled loops can't be kept, so that every run compiles them again: %s"
         logging.getLogger(__name__).warning(text, error)
         return None
     return folder
+
+
+def _keep_intact(folder: Path) -> None:
+    """Removes files that are not as they were at the end of a run, so that their loops are compiled again."""
+    listed = folder / "sha256.json"
+    try:
+        known = dict(json.loads(listed.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    for name, digest in _digests(folder).items():
+        if known.get(name) != digest:
+            (folder / name).unlink(missing_ok=True)  # another run may have done so
+
+    def write() -> None:
+        with suppress(OSError):  # compiled again, next time
+            if (found := _digests(folder)) != known:
+                mine = listed.with_suffix(f".{os.getpid()}")
+                mine.write_text(json.dumps(found), encoding="ascii")
+                mine.replace(listed)
+
+    atexit.register(write)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Returns the digest of each file that numba keeps."""
+    return {
+        str(kept.relative_to(folder)): hashlib.sha256(kept.read_bytes()).hexdigest() for kept in folder.rglob("*.nb?")
+    }
 
 
 _FOLDER = _cache_folder()

@@ -102,11 +102,11 @@ def test_one_prefix_more_or_less(tmp_path, names, module, found) -> None:
     assert set(task.parts) == {found or f"{module}.weight"}
 
 
-def test_what_the_base_lacks_is_named_with_the_closest(tmp_path) -> None:
+def test_what_the_base_lacks_is_named(tmp_path) -> None:
     save_adapter(tmp_path / "adapter", {"m.qq": factors(6, 4, 2, 0), "m.k": factors(4, 4, 2, 1)})
     task = opened(tmp_path)
     signatures = [Signature({n: task.tensors[n] for n in BASE}, {}), Signature(task.tensors, {})]
-    with pytest.raises(InputError, match=r"task has 'm\.qq\.weight', which the base lacks \(did you mean 'm\.q\.weigh"):
+    with pytest.raises(InputError, match=r"task has 'm\.qq\.weight', which the base lacks"):
         build_layout(signatures, ["base", "task"])
     assert len(build_layout(signatures, ["base", "task"], exclude=["m.qq.*"]).mergeable) == len(BASE)
 

@@ -227,7 +227,7 @@ def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
     tensors = load_file(run / "second" / "model.safetensors")
     tensors.pop(sorted(tensors)[0])
     save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="the weights lack 1 tensors of"):
+    with pytest.raises(InputError, match="1 tensors of"):
         evaluate(run, site, reading=CPU)
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import Refill, load_encoder
+from tunable_magmax.models.encoder import load_encoder, put_weights
 from tunable_magmax.models.state import checkpoint_digest, read_state
 
 IMAGES = [
@@ -171,7 +171,6 @@ def test_weights_are_replaced_as_if_loaded(tmp_path, kind):
             assert old.keys() != tensors.keys()
             save_file(old, folder / "model.safetensors", {"format": "pt"})
     encoder, expected = load_encoder(first, "cpu"), load_encoder(other, "cpu")
-    refill = Refill(encoder, read_state(first)[0])
-    refill(read_state(other)[0])
+    put_weights(encoder, read_state(other)[0])
     inputs = [tiny.picture((200, 30, 30))] if encoder.image_processor else ["pay my bill"]
     np.testing.assert_array_equal(encoder.embed(inputs), expected.embed(inputs))

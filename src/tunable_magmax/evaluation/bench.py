@@ -24,7 +24,7 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
-from tunable_magmax.models.encoder import Encoder, Refill, load_encoder
+from tunable_magmax.models.encoder import Encoder, load_encoder, put_weights
 from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
 from tunable_magmax.models.head import Head, Linear, load_head, require_match
 from tunable_magmax.models.prepared import Prepared, embed_prepared, joined, prepare
@@ -140,7 +140,6 @@ class Bench:
         self._places = {name: index for index, name in enumerate(self.classes)}
         self._lock = threading.RLock()
         self._filled: MergeSpec | None = None
-        self._refill: dict[tuple[str, ...], Refill] = {}
         self._features: OrderedDict[tuple[MergeSpec, str], NDArray[np.float32]] = OrderedDict()
         self._old: OrderedDict[MergeSpec, Linear] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
@@ -269,11 +268,8 @@ class Bench:
         if self._filled == spec:
             return
         state = self.models.state(spec)
-        names = tuple(state)
-        if names not in self._refill:
-            self._refill[names] = Refill(self.encoder, state)
         self._filled = None
-        self._refill[names](state)
+        put_weights(self.encoder, state)
         self._filled = spec
         if isinstance(self.encoder, BuiltinEncoder):
             _keep(self._old, spec, self.encoder.linear, HEADS)
@@ -431,7 +427,7 @@ def measure_model(
     require_match(encoder, head)
     prepared = prepare(encoder, labelled.samples, labelled.positions, strict=strict, progress=progress)
     if state is not None:
-        Refill(encoder, state)(state)
+        put_weights(encoder, state)
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
         head = encoder.head.with_bias(encoder.head.bias + head.bias)

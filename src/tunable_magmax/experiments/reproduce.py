@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.checkpoints.hub import hub_name
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE, FileOrder
 from tunable_magmax.errors import InputError, bulleted
@@ -19,7 +20,7 @@ from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed_jobs import Job, plan_jobs, row_environments, seed_records
 from tunable_magmax.files import Progress
-from tunable_magmax.models.pretrained import fetch_note, is_hub_name
+from tunable_magmax.models.pretrained import fetch_note
 from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Watch
@@ -178,7 +179,7 @@ def _missing_weights(config: TrainConfig) -> Iterator[str]:
             open_checkpoint(place).close()
         except InputError as error:
             yield f"the model: {error}; give another one with --set run.model=PATH"
-    elif not is_hub_name(config.model):
+    elif hub_name(config.model, config.root) is None:
         yield _absent("the model", place, "run.model")
     if config.head.file is not None and not Path(config.head.file).exists():
         yield _absent("the head", Path(config.head.file), "run.head.file")

@@ -24,7 +24,6 @@ from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import (
     find_folders,
     first_line,
-    from_state,
     load_image_processor,
     load_module,
     load_tokenizer,
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean", "logits"]
 WHOLE = ("clip", "siglip")
-FIRST_MARK = 1000
-"""Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, small random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,44 +285,13 @@ def probe_batch(encoder: Encoder) -> Tensor | dict[str, Tensor]:
     return encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
 
 
-class Refill:
-    """Puts the tensors of a checkpoint into an encoder's module, which may have other names for them.
+def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
+    """Puts the tensors of a checkpoint into an encoder's module.
 
-    Old checkpoints and those with a head have other names than the module; transformers knows all the rules. So it is
-    asked once: it loads a checkpoint in which every tensor is filled with its own mark, which shows where each goes.
+    Old checkpoints and those with a head have other names than the module; transformers, which knows all the rules,
+    makes a second module of them.
     """
-
-    def __init__(self, encoder: Encoder, state: Mapping[str, Tensor]) -> None:
-        import torch
-
-        names = [name for name, tensor in state.items() if tensor.is_floating_point()]
-        marks = {name: torch.tensor(float(FIRST_MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
-        module: Any = encoder.module
-        probe, report = from_state(type(module), module.config, marks)
-        marked, values = probe.state_dict(), module.state_dict()
-        lacking = sorted(name for name in report["missing_keys"] if name in values)
-        if lacking:  # they would silently stay what the last checkpoint left there
-            raise InputError(
-                f"the weights lack {len(lacking)} tensors of {encoder.path}, first {lacking[0]!r}: checkpoints that "
-                "are scored together must have one architecture"
-            )
-        self._places: list[tuple[Tensor, str]] = []
-        for name, place in values.items():
-            if not place.is_floating_point() or not place.numel():
-                continue
-            low, high = marked[name].aminmax()
-            if low != high or not FIRST_MARK <= low < FIRST_MARK + len(names):
-                raise InputError(
-                    f"{encoder.path}: {name!r} of {type(module).__name__} is not one tensor of the checkpoint as it "
-                    "is, so weights cannot be replaced in memory; save the checkpoints with this version of "
-                    "transformers first"
-                )
-            self._places.append((place, names[int(low) - FIRST_MARK]))
-
-    def __call__(self, state: Mapping[str, Tensor]) -> None:
-        """Copies the tensors of `state` into the module."""
-        import torch
-
-        with torch.no_grad():
-            for place, name in self._places:
-                place.copy_(state[name])
+    module: Any = encoder.module
+    may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
+    tensors = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
+    module.load_state_dict({name: tensors[name] for name in module.state_dict()})

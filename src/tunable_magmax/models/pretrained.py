@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.hub import SCHEME, HubName, fetched, hub_name
+from tunable_magmax.checkpoints.hub import hub_name
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import load_json
 
@@ -215,23 +215,6 @@ def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-# -- models by name ---------------------------------------------------------------------------------------------------
-
-
-def is_hub_name(name: str) -> bool:
-    """Returns whether a text may be a name on the hub; a path upwards or of several folders is none.
-
-    >>> is_hub_name("openai/clip-vit-base-patch16"), is_hub_name("../models/clip")
-    (True, False)
-    """
-    return _model_name(name) is not None
-
-
-def _model_name(text: str) -> HubName | None:
-    """Returns the hub's model of this name, which need have no owner here, where a model is all that can be meant."""
-    return hub_name(SCHEME + text.removeprefix(SCHEME))
-
-
 def fetch_note(name: str, root: Path) -> str | None:
     """Returns a note that a model would be fetched from the hub, without asking it; None if the model is here.
 
@@ -239,28 +222,9 @@ def fetch_note(name: str, root: Path) -> str | None:
     "the model 'openai/clip-vit-base-patch16' is not here (/none/openai/clip-vit-base-patch16 does not exist): ..."
     """
     local = root / Path(name).expanduser()
-    if local.exists() or not is_hub_name(name):
+    if local.exists() or hub_name(name, root) is None:
         return None
     return (
         f"the model {name!r} is not here ({local} does not exist): it would be fetched from the Hugging Face hub, or "
         "taken from its cache; whether there is such a model was not asked"
     )
-
-
-def resolve_model(name: str | Path, root: Path) -> Path:
-    """Returns the checkpoint that `name` means: a path, where relative ones count from `root`, else a name on the hub.
-
-    Of a hub model only weights, configuration, processor and tokenizer are fetched, into the hub's own cache; models
-    that are there already need no network. Weights in torch's format are fetched only where there are no safetensors,
-    and are read without running any code.
-    """
-    text = str(name).strip()
-    if not text:
-        raise InputError("the model's name is empty: give a directory or a name on the Hugging Face hub")
-    local = root / Path(text).expanduser()
-    if local.exists():
-        return local
-    model = None if isinstance(name, Path) else _model_name(text)
-    if model is None:
-        raise InputError(f"{local} does not exist: give a directory with config.json and weights, or a hub name")
-    return fetched(model, local)

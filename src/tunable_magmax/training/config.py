@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from tunable_magmax.checkpoints.hub import hub_name
 from tunable_magmax.config import (
     STRICT,
     NotNegative,
@@ -27,7 +28,6 @@ from tunable_magmax.config import (
 )
 from tunable_magmax.data.benchmark import gather_section, open_benchmark
 from tunable_magmax.data.data_sets import DataSet
-from tunable_magmax.models.pretrained import is_hub_name
 from tunable_magmax.runs.kept import KEEP
 
 GLYPHS, BUILTIN = "glyphs", "builtin"
@@ -152,7 +152,7 @@ def _model_here(value: Any) -> Any:
     """Returns a model typed on the command line: a path from the current directory, unless it can only be a name."""
     if not isinstance(value, str) or value == GLYPHS:
         return value
-    return value if is_hub_name(value) and not Path(value).exists() else path_here(value)
+    return value if hub_name(value) is not None and not Path(value).exists() else path_here(value)
 
 
 PATHS: dict[str, Reader] = {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.data_sets import imported
@@ -19,7 +20,7 @@ from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, text_head
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.pretrained import first_line, quiet, resolve_model
+from tunable_magmax.models.pretrained import first_line, quiet
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 
 # Of each class, for class means; more would hardly move them.
@@ -34,7 +35,7 @@ def load_base(
         glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
         encoder = load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
     else:
-        encoder = load_encoder(resolve_model(config.model, config.root), device)
+        encoder = load_encoder(located(Path(config.model).expanduser(), config.root), device)
     texts = encoder.tokenizer is not None and not encoder.is_whole
     if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
         wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"

@@ -4,6 +4,7 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,7 +32,8 @@ def test_reprs_are_short_however_large_the_result():
     assert repr(site) == "Preference(probe, 40 samples: birds 75%, cars 25%; scale 0.5)"
     with tmx.MergeSession({"w": torch.zeros(3)}, [{"w": torch.ones(3)}]) as session:
         assert repr(session) == "MergeSession(1 task, 3 elements)"
-    assert repr(Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"])).startswith("Accuracy(66.7% of 3 samples right, ")
+    accuracy = Accuracy.of(np.eye(2)[[0, 1, 0]], np.array([0, 1, 1]), ["cat", "dog"])
+    assert repr(accuracy).startswith("Accuracy(66.7% of 3 samples right, ")
     matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)))
     assert repr(matrix).startswith("AccuracyMatrix(2 tasks; average accuracy 70.0%, forgetting 30.0%")
 

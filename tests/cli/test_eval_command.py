@@ -95,8 +95,8 @@ def test_a_configuration_and_given_checkpoints(tmx, image_run, site, tmp_path):
     assert told(tmx, config, "--data", site) == by_run
 
 
-def test_classes_and_confusion(tmx, image_run, site):
-    options = ("--data", site, "--per-class", "--confusion")
+def test_classes(tmx, image_run, site):
+    options = ("--data", site, "--per-class")
     result = tmx("eval", image_run.path / "first", *options, *CPU)
     lines = result.out.splitlines()
     start = lines.index("by class")
@@ -105,20 +105,13 @@ def test_classes_and_confusion(tmx, image_run, site):
         [name, next(t for t, names in labelled_run.TASKS.items() if name in names), str(count)]
         for name, count in COUNTS.items()
     ]
-    start = lines.index("samples of a task (rows) taken for classes of a task (columns)")
-    found = told(tmx, image_run.path / "first", *options)["accuracy"]
-    assert [line.split() for line in lines[start + 2 : start + 4]] == [
-        [task["name"], *map(str, row)] for task, row in zip(found["tasks"], found["confusion"], strict=True)
-    ]
 
 
-def test_without_tasks_there_is_no_confusion(tmx, image_run, site, tmp_path):
+def test_without_tasks_nothing_is_known_of_them(tmx, image_run, site, tmp_path):
     model = shutil.copytree(image_run.path / "base", tmp_path / "model")
     shutil.copy(image_run.path / "head.safetensors", model)
-    result = tmx("eval", model, "--data", site, "--confusion", *CPU)
-    assert "no confusion between tasks: the tasks are not known; --run RUN_DIR tells them" in result.out
-    assert "task known" not in result.out
-    assert "first" in tmx("eval", model, "--data", site, "--run", image_run.path, "--confusion", *CPU).out
+    assert "task known" not in tmx("eval", model, "--data", site, *CPU).out
+    assert "first" in tmx("eval", model, "--data", site, "--run", image_run.path, *CPU).out
 
 
 def test_all_checkpoints_of_a_run(tmx, image_run, site):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Accuracy, Share, predict
+from tunable_magmax.evaluation.accuracy import Accuracy, Share
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 TASKS = {"insects": (1, 0), "pets": (2, 3)}  # nobody's: elk
@@ -27,13 +27,10 @@ def scored(draw):
 
 
 def counted(scores, labels, tasks=None, classes=CLASSES, sample_tasks=None):
-    """The accuracy of scores [n, classes], as the evaluator counts it."""
-    members = list((tasks or {}).values())
-    home = {k: t for t, group in enumerate(members) for k in group}
+    """The accuracy of scores [n, classes]; the label tells the task unless it is given."""
+    home = {k: t for t, group in enumerate((tasks or {}).values()) for k in group}
     owner = [home.get(int(label), -1) for label in labels] if sample_tasks is None else sample_tasks
-    predicted, known = predict(np.asarray(scores, dtype=np.float64), np.asarray(owner), members)
-    known = known if tasks else None
-    return Accuracy.of(predicted, labels, classes, tasks, sample_tasks=sample_tasks, known=known)
+    return Accuracy.of(np.asarray(scores, dtype=np.float64), np.array(labels), classes, tasks, np.array(owner))
 
 
 def best(row, among):
@@ -54,34 +51,21 @@ def test_every_count_is_what_counting_gives(data):
         own = [(row, label) for row, label in zip(scores, labels, strict=True) if home.get(label) == name]
         assert found.by_task[name] == Share(sum(best(row, range(5)) == label for row, label in own), len(own))
         assert found.known_by_task[name] == Share(sum(best(row, members) == label for row, label in own), len(own))
-    for i, one in enumerate(TASKS):
-        for j, other in enumerate(TASKS):
-            count = sum(home.get(b) == one and home.get(a) == other for a, b in pairs)
-            assert found.confusion[i][j] == count
-        assert found.elsewhere[i] == sum(home.get(b) == one and a not in home for a, b in pairs)
 
 
 @given(scored())
 def test_json_holds_every_count(data):
     scores, labels = data
-    for found in (
-        counted(scores, labels, TASKS),
-        counted(scores, labels),
-        Accuracy.of(scores.argmax(axis=1), labels, CLASSES, TASKS, level=0.9),
-    ):
+    for found in (counted(scores, labels, TASKS), counted(scores, labels)):
         told = json.loads(json.dumps(found.to_dict()))
-        assert "Wilson" in told["definitions"]["interval"]
-        assert (told["right"], told["samples"], told["level"]) == (found.overall.right, len(labels), found.level)
+        assert (told["right"], told["samples"], told["level"]) == (found.overall.right, len(labels), 0.95)
         for name, share in found.by_class.items():
             row = told["classes"][CLASSES.index(name)]
             assert (row["name"], row["right"], row["samples"]) == (name, share.right, share.samples)
-            assert row["interval"] == list(share.interval(found.level))
+            assert row["interval"] == list(share.interval())
         assert [task["right"] for task in told["tasks"]] == [share.right for share in found.by_task.values()]
-        known = found.known_by_task or {}
-        assert [task.get("known_right") for task in told["tasks"]] == [
-            known[name].right if known else None for name in found.tasks
-        ]
-        assert told["confusion"] == (found.confusion and [list(row) for row in found.confusion])
+        known = [share.right for share in found.known_by_task.values()]
+        assert [task["known_right"] for task in told["tasks"]] == known
 
 
 def test_tasks_that_share_classes_go_by_the_sample():
@@ -91,10 +75,6 @@ def test_tasks_that_share_classes_go_by_the_sample():
     found = counted(scores, [0, 1, 1], tasks, ("ant", "bee"), sample_tasks=[0, 1, 1])
     assert found.by_task == {"photo": Share(1, 1), "sketch": Share(1, 2)}
     assert found.known_by_task == found.by_task
-    assert found.confusion is None
-    assert found.elsewhere is None
-    with pytest.raises(InputError, match="tasks share classes, so a label does not tell its task"):
-        Accuracy.of([0], [0], ("ant", "bee"), tasks)
 
 
 def test_samples_of_no_task_count_overall_only():
@@ -108,22 +88,14 @@ def test_samples_of_no_task_count_overall_only():
     assert told["tasks"][1]["interval"] == [0, 1]
 
 
-def test_predictions_alone_do_not_tell_the_known_task():
-    found = Accuracy.of([0, 2], [0, 0], CLASSES, TASKS)
-    assert found.known is None
-    assert found.known_by_task is None
-    assert found.confusion == ((1, 1), (0, 0))
-    assert "known_accuracy" not in found.to_dict()
-
-
-@given(st.integers(1, 300), st.data(), st.sampled_from([0.8, 0.95, 0.99]))
-def test_wilson_solves_its_equation(samples, data, level):
+@given(st.integers(1, 300), st.data())
+def test_wilson_solves_its_equation(samples, data):
     """The ends are the p whose normal test just does not reject the share that was found."""
     right = data.draw(st.integers(0, samples))
-    low, high = Share(right, samples).interval(level)
+    low, high = Share(right, samples).interval()
     share = right / samples
     assert 0 <= low <= share <= high <= 1
-    z = {0.8: 1.2815515655446004, 0.95: 1.959963984540054, 0.99: 2.5758293035489004}[level]
+    z = 1.959963984540054
     for end in (low, high):
         assert end in (0, 1) or abs(share - end) == pytest.approx(z * math.sqrt(end * (1 - end) / samples), abs=1e-9)
 
@@ -136,20 +108,6 @@ def test_wilson_by_the_book():
     assert Share(20, 20).interval()[1] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "says"),
-    [
-        (([0], [0, 1], CLASSES), {}, "1 predictions for 2 labels"),
-        (([0], [-1], CLASSES), {}, "labels must be from 0 to 4, found -1"),
-        (([0], [0], CLASSES, {"a": [0]}), {"sample_tasks": [1]}, "tasks of samples must be from -1 to 0"),
-        (([0], [0], CLASSES), {"level": 95}, "the level of intervals is 95"),
-    ],
-)
-def test_bad_input(arguments, options, says):
-    with pytest.raises(InputError, match=says):
-        Accuracy.of(*arguments, **options)
-
-
 def test_scores_that_are_no_numbers():
     with pytest.raises(InputError, match="the scores of 1 of 2 samples hold NaN or infinity"):
-        predict(np.array([[0.0, 1.0], [math.nan, 1.0]]), np.array([0, 0]), [(0, 1)])
+        counted([[0.0, 1.0], [math.nan, 1.0]], [0, 0], classes=("ant", "bee"))

@@ -47,8 +47,7 @@ def plain(run, checkpoint, data):
     scores = head.probabilities(encoder.embed(list(samples.load(range(len(samples))))))
     tasks = {name: [head.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
     owners = [next(t for t, group in enumerate(tasks.values()) if label in group) for label in labels]
-    known = [max(list(tasks.values())[t], key=lambda k, row=row: row[k]) for t, row in zip(owners, scores, strict=True)]
-    return Accuracy.of(scores.argmax(axis=1), labels, head.classes, tasks, known=known)
+    return Accuracy.of(scores, np.array(labels), head.classes, tasks, np.array(owners))
 
 
 def merged(run, folder, **options):

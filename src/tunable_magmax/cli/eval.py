@@ -48,23 +48,21 @@ def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
     if found.matrix is not None:
         yield from _matrix(found.matrix, {name: each.overall.value for name, each in found.accuracies.items()})
-    if found.matrix is None or options.confusion or options.per_class:
+    if found.matrix is None or options.per_class:
         for name, accuracy in found.accuracies.items():
             yield from ["", name if name == "base" else f"after {name}"] if name != found.model else []
             yield from _accuracy(accuracy)
             yield from _classes(accuracy) if options.per_class else []
-            yield from _confusion(accuracy) if options.confusion else []
 
 
 def _accuracy(accuracy: Accuracy) -> Iterator[str]:
     """Yields a table overall and by task."""
-    known = accuracy.known_by_task
     header = ["", "samples", "accuracy", INTERVAL]
     rows = [["all", *_cells(accuracy.overall)]]
     rows += [[name, *_cells(share)] for name, share in accuracy.by_task.items()]
-    if accuracy.known is not None and known is not None:
+    if accuracy.tasks:
         header += ["task known", INTERVAL]
-        shares = [accuracy.known, *known.values()]
+        shares = [accuracy.known, *accuracy.known_by_task.values()]
         rows = [[*row, *_cells(share)[1:]] for row, share in zip(rows, shares, strict=True)]
     yield from table(rows, header)
 
@@ -89,7 +87,8 @@ def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float]) -> Iterator[st
 
 def _classes(accuracy: Accuracy) -> Iterator[str]:
     owner = {k: task for task, members in zip(accuracy.tasks, accuracy.task_classes, strict=True) for k in members}
-    shown = accuracy.confusion is not None  # otherwise tasks share classes, or there are none
+    every = [k for members in accuracy.task_classes for k in members]
+    shown = 0 < len(every) == len(set(every))  # otherwise tasks share classes, or there are none
     yield "by class"
     rows = [
         [name, *([owner.get(k, "-")] if shown else []), *_cells(share)]
@@ -99,20 +98,6 @@ def _classes(accuracy: Accuracy) -> Iterator[str]:
     yield from table(rows, ["class", *(["task"] if shown else []), "samples", "accuracy", INTERVAL])
     if without := len(accuracy.classes) - len(rows):
         yield f"  and {plural(without, 'class', 'classes')} of the head without samples"
-
-
-def _confusion(accuracy: Accuracy) -> Iterator[str]:
-    if accuracy.confusion is None or accuracy.elsewhere is None:
-        why = "they share their classes" if accuracy.tasks else "the tasks are not known; --run RUN_DIR tells them"
-        yield f"no confusion between tasks: {why}"
-        return
-    yield "samples of a task (rows) taken for classes of a task (columns)"
-    other = any(accuracy.elsewhere)
-    rows = [
-        [name, *(f"{count:,}" for count in row), *([f"{lost:,}"] if other else [])]
-        for name, row, lost in zip(accuracy.tasks, accuracy.confusion, accuracy.elsewhere, strict=True)
-    ]
-    yield from table(rows, ["", *accuracy.tasks, *(["no task"] if other else [])])
 
 
 def _cells(share: Share) -> list[str]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Floats, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, Ints
+from tunable_magmax.evaluation.accuracy import Accuracy, Ints
 from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
@@ -417,7 +417,6 @@ def measure_model(
     *,
     batch: int | None = None,
     strict: bool = False,
-    level: float = LEVEL,
     progress: Progress | None = None,
 ) -> Measured:
     """Measures one encoder, with the tensors of `state` if given, on labelled samples.
@@ -431,7 +430,7 @@ def measure_model(
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
         head = encoder.head.with_bias(encoder.head.bias + head.bias)
-    accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes, level)
+    accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes)
     return Measured(accuracy, prepared.failed)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import LEVEL, Floats, Ints, wilson_interval
+from tunable_magmax.evaluation.accuracy import Floats, Ints, wilson_interval
 
 Verdict: TypeAlias = Literal["clearly better", "clearly worse", "cannot tell"]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -63,13 +63,13 @@ class MixedShare:
         value = min(1.0, float(weights[right].sum())) if not right[weights > 0].all() else 1.0
         return cls(value, float(1 / np.square(weights).sum()))
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """Returns Wilson's score interval for so many samples.
 
         >>> [round(end, 3) for end in MixedShare(0.75, 4).interval()]
         [0.301, 0.954]
         """
-        return wilson_interval(self.value * self.samples, self.samples, level)
+        return wilson_interval(self.value * self.samples, self.samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, Floats, Ints, predict, task_of_class
+from tunable_magmax.evaluation.accuracy import Accuracy, Floats, Ints, task_of_class
 
 if TYPE_CHECKING:
     from tunable_magmax.data.benchmark import Benchmark
@@ -50,13 +50,9 @@ class Labelled:
         row = {position: k for k, position in enumerate(self.positions)}
         return self.take([row[position] for position in positions])
 
-    def accuracy(self, logits: Floats, classes: Sequence[str], level: float = LEVEL) -> Accuracy:
+    def accuracy(self, logits: Floats, classes: Sequence[str]) -> Accuracy:
         """Returns the accuracy of logits [n, classes]: among all classes, and among those of the sample's own task."""
-        tasks, owner = self.tasks, self.sample_tasks
-        nowhere = np.full(len(self), -1, dtype=np.int64)
-        predicted, known = predict(logits, nowhere if owner is None else owner, list(tasks.values()))
-        within = {"sample_tasks": owner, "known": known} if tasks else {}
-        return Accuracy.of(predicted, self.targets, classes, tasks, level=level, **within)
+        return Accuracy.of(logits, self.targets, classes, self.tasks, self.sample_tasks)
 
     def draw(self, limit: int | None, seed: int = 0) -> Labelled:
         """Draws at most `limit` samples; returns all if there is no limit or there are fewer."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.engines.log import read_report
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.evaluation.accuracy import LEVEL, Share
+from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
 from tunable_magmax.evaluation.labelled import Labelled

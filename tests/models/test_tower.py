@@ -78,12 +78,13 @@ def test_trained_is_what_gets_a_gradient(tmp_path, kind):
     encoder.module.train()
     encoder.pool(prepared(encoder)).square().mean().backward()
     assert encoder.module.training
-    assert set(named) == {name for name, parameter in encoder.module.named_parameters() if parameter.grad is not None}
+    reached = {name for name, parameter in encoder.module.named_parameters() if parameter.grad is not None}
+    assert reached <= set(named)
     assert all(parameter.requires_grad for parameter in named.values())
     assert not any(name.startswith(("text_", "logit_")) for name in named)
     # The attention pooling of SigLIP and a ViT's pooler stand between the states and the embedding; BERT's does not.
     pooled = {"siglip": "head.", "siglip-vision": "head.", "vit": "pooler."}.get(kind)
-    assert any(pooled in name for name in named) if pooled else not any("pooler" in name for name in named)
+    assert any(pooled in name for name in reached) if pooled else not any("pooler" in name for name in reached)
 
 
 def test_poolers_that_a_checkpoint_lacks_are_not_made_up(tmp_path):

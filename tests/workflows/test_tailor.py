@@ -118,6 +118,19 @@ def test_everything_that_a_site_needs_is_there(by_inputs, kept_run):
     assert f"| first | {found.preference.weights[0]:.4f} |" in card
 
 
+def test_kept_samples_of_another_run_are_refused_and_nothing_is_written(kept_run, image_run, site, tmp_path):
+    run = Run.open(shutil.copytree(kept_run.path, tmp_path / "run"))
+    other = Run.open(shutil.copytree(image_run.path, tmp_path / "other"))
+    data = image_run.pairs(tmp_path / "data", dict.fromkeys(next(iter(TASKS.values())), 10), seed=7)
+    keep_samples(other, 0, open_samples(data), source="evaluation")
+    mine, foreign = (one.path / one.kept[0].path for one in (run, Run.open(other.path)))
+    shutil.rmtree(mine)
+    shutil.copytree(foreign, mine)
+    with pytest.raises(InputError, match=mine.name):
+        made(LabelledRun(run.path, kept_run.kind), site[0], tmp_path / "out" / "site-model")
+    assert not (tmp_path / "out").exists() or not contents(tmp_path / "out")
+
+
 def test_the_record_is_what_is_told_everywhere(by_inputs):
     found, out = by_inputs
     stored = json.loads((out / "tmx-tailor.json").read_text())

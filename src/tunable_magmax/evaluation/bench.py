@@ -27,7 +27,7 @@ from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
 from tunable_magmax.models.encoder import Encoder, load_encoder, put_weights
 from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
 from tunable_magmax.models.head import Head, Linear, load_head, require_match
-from tunable_magmax.models.prepared import Prepared, embed_prepared, joined, prepare
+from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ class Bench:
         self._old: OrderedDict[MergeSpec, Linear] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
         self._folded: OrderedDict[tuple[Any, ...], FoldedRows] = OrderedDict()
-        self._joined: dict[str, BenchData] = {}
-        self._moves: dict[tuple[int, str], tuple[Floats, Floats]] = {}
+        self._moves: dict[tuple[Any, ...], tuple[Floats, Floats]] = {}
         self.embedded = 0
         """Forward passes so far, in samples."""
 
@@ -202,14 +201,12 @@ class Bench:
     def forget(self, name: str) -> None:
         """Forgets what was kept of some data."""
         with self._lock:
-            gone = {name, *(data.name for key, data in self._joined.items() if name in key)}
-            for key in [key for key in self._features if key[1] in gone]:
+            for key in [key for key in self._features if key[1] in (name, f"{name}, some")]:
                 del self._features[key]
             for key in [key for key in self._heads if name in key[1][2]]:
                 del self._heads[key]
-            self._joined = {key: data for key, data in self._joined.items() if name not in key}
             self._folded = OrderedDict((key, rows) for key, rows in self._folded.items() if name not in key[1])
-            self._moves = {key: move for key, move in self._moves.items() if name not in key[1]}
+            self._moves = {key: move for key, move in self._moves.items() if name not in key}
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -331,7 +328,7 @@ class Bench:
         kept samples, as the task's checkpoint and the model embed them. The base's rows need no map where the model is
         the base. Tasks that hardly matter are left out where there are other rows.
         """
-        anchors = None if spec.is_base else self._anchors(site)
+        anchors = [] if spec.is_base else self._anchors(site)
         parts = []
         for t, profile in enumerate(self.run.profiles):
             if profile is None or profile.base_features is None or profile.row_labels is None:
@@ -342,33 +339,29 @@ class Bench:
             chosen = np.flatnonzero(known >= 0)
             own = MergeSpec(checkpoint=t + 1)
             rows = self.rows(profile.base_features[chosen] if spec.is_base else profile.features[chosen])
-            if anchors is not None and spec != own and site.weights[t] >= LEAST_WEIGHT:
-                key = (t, anchors.name)
+            if anchors and spec != own and site.weights[t] >= LEAST_WEIGHT:
+                key = (t, *(data.name for data, _ in anchors))
                 if key not in self._moves:  # f (S'S + I)^-1 S', the same for all models
-                    before = self.rows(self.features(own, anchors))
+                    before = self._anchor_rows(own, anchors)
                     gram = before.T @ before + np.eye(before.shape[1])
                     self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
                 before, shares = self._moves[key]
-                rows = unit_rows(rows + shares @ (self._anchor_rows(spec, site, anchors) - before))
+                rows = unit_rows(rows + shares @ (self._anchor_rows(spec, anchors) - before))
             parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 
-    def _anchors(self, site: SiteFacts) -> BenchData | None:
-        """Returns the samples that show how features move: `ANCHORS` of the site's inputs and of the kept samples."""
+    def _anchors(self, site: SiteFacts) -> list[tuple[BenchData, BenchData]]:
+        """Returns what shows how features move, the site's inputs and kept samples: all, and `ANCHORS` of each."""
         given = [data for data in (site.inputs, site.kept) if data is not None]
-        name = f"anchors of {', '.join(data.name for data in given)}"
-        if given and name not in self._joined:
-            parts = [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
-            labels, tasks = (np.concatenate([getattr(part, each) for part in parts]) for each in ("labels", "tasks"))
-            prepared = joined([part.prepared for part in parts], self.encoder)
-            self._joined[name] = parts[0] if len(parts) == 1 else BenchData(name, prepared, labels, tasks)
-        return self._joined.get(name)
+        return [(data, data.take(_spread(len(data), ANCHORS), f"{data.name}, some")) for data in given]
 
-    def _anchor_rows(self, spec: MergeSpec, site: SiteFacts, anchors: BenchData) -> Floats:
-        """Returns the anchors as a model embeds them; kept samples were embedded to fit to them."""
-        if site.inputs is None and site.kept is not None and self.keeps(spec, site.kept):
-            return self.rows(self.features(spec, site.kept)[_spread(len(site.kept), ANCHORS)])
-        return self.rows(self.features(spec, anchors))
+    def _anchor_rows(self, spec: MergeSpec, anchors: list[tuple[BenchData, BenchData]]) -> Floats:
+        """Returns the anchors as a model embeds them, unless it embedded all already."""
+        found = []
+        for data, some in anchors:
+            known = self.keeps(spec, data)
+            found.append(self.features(spec, data)[_spread(len(data), ANCHORS)] if known else self.features(spec, some))
+        return self.rows(np.concatenate(found))
 
     # -- classes and tasks -------------------------------------------------------------------------------------------
 
@@ -401,14 +394,6 @@ class Bench:
         return found
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The accuracy of one model; `unreadable`: samples that were left out because they cannot be read."""
-
-    accuracy: Accuracy
-    unreadable: int
-
-
 def measure_model(
     encoder: Encoder,
     head: Head,
@@ -416,22 +401,21 @@ def measure_model(
     state: Mapping[str, Tensor] | None = None,
     *,
     batch: int | None = None,
-    strict: bool = False,
     progress: Progress | None = None,
-) -> Measured:
-    """Measures one encoder, with the tensors of `state` if given, on labelled samples.
+) -> tuple[Accuracy, int]:
+    """Measures one encoder, with the tensors of `state` if given, on labelled samples; also counts unreadable ones.
 
     A builtin head stands for the classifier that the encoder has then; its bias is added.
     """
     require_match(encoder, head)
-    prepared = prepare(encoder, labelled.samples, labelled.positions, strict=strict, progress=progress)
+    prepared = prepare(encoder, labelled.samples, labelled.positions, progress=progress)
     if state is not None:
         put_weights(encoder, state)
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
         head = encoder.head.with_bias(encoder.head.bias + head.bias)
     accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes)
-    return Measured(accuracy, prepared.failed)
+    return accuracy, prepared.failed
 
 
 def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:

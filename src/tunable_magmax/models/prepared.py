@@ -139,12 +139,6 @@ def prepare(
     return _prepared(encoder, samples.kind, parts, kept, labels, len(failed))
 
 
-def joined(parts: Sequence[Prepared], encoder: Encoder) -> Prepared:
-    """Returns several inputs as one, in order; all are of one encoder, and their labels are left out."""
-    count, failed = sum(map(len, parts)), sum(part.failed for part in parts)
-    return _prepared(encoder, parts[0].kind, [part.inputs for part in parts], range(count), None, failed)
-
-
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
     """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
     import numpy as np

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,10 +45,5 @@ def make_profile(
         features = embed_prepared(base, prepared, batch, progress=progress)
         based = {"base": base.digest, "base_features": features, "row_labels": labels}
     features = embed_prepared(encoder, prepared, batch, progress=progress)
-    counts = class_counts(left, len(samples.classes))
+    counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
     return Profile(task, samples.classes, counts, len(left), features, encoder.digest, **based)
-
-
-def class_counts(labels: Sequence[int], classes: int) -> tuple[int, ...]:
-    """Returns how many of some class indices each class has."""
-    return tuple(np.bincount(labels, minlength=classes).tolist())

@@ -7,6 +7,7 @@ bare name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tunable_magmax.data.class_names import WORDNET_ID
@@ -14,6 +15,7 @@ from tunable_magmax.errors import InputError, closest, some_of
 
 PLACE = "{}"
 _ARTICLES = ("a", "the")
+_TEMPLATE = re.compile(r"[^{}]*\{\}[^{}]*")
 
 
 def _photos(qualities: str, looks: str) -> Iterable[str]:
@@ -66,10 +68,12 @@ def read_templates(choice: str | Sequence[str]) -> tuple[str, ...]:
         if choice in TEMPLATES:
             return TEMPLATES[choice]
         hint = closest(choice, list(TEMPLATES))
-        also = f"; to use it as a template, give a list: [{choice!r}]" if PLACE in choice else ""
-        raise InputError(f"no prompt templates are called {choice!r}{hint}; known are {', '.join(TEMPLATES)}{also}")
+        raise InputError(
+            f"no prompt templates are called {choice!r}{hint}; known are {', '.join(TEMPLATES)}; templates of your own "
+            "are a list"
+        )
     templates = tuple(choice)
-    wrong = [item for item in templates if not isinstance(item, str) or item.count(PLACE) != 1 or _has_braces(item)]
+    wrong = [item for item in templates if not isinstance(item, str) or not _TEMPLATE.fullmatch(item)]
     if wrong or not templates:
         raise InputError(
             f"prompt templates need exactly one place {PLACE} for the class name and no other braces, such as 'a photo "
@@ -114,9 +118,3 @@ def require_readable(class_names: Sequence[str]) -> None:
                 f"the classes {other!r} and {name!r} both read {readable(name)!r}, so a head cannot tell them apart; "
                 "rename one"
             )
-
-
-def _has_braces(template: str) -> bool:
-    """Whether there are braces besides the places, which look like a place."""
-    rest = template.replace(PLACE, "")
-    return "{" in rest or "}" in rest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_folder
-from tunable_magmax.models.encoder import Encoder, probe_batch
+from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.pretrained import from_state, put_companions, quiet
 from tunable_magmax.models.state import tensors_digest
 
@@ -50,9 +50,8 @@ def image_tower(encoder: Encoder) -> Encoder:
 def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, nn.Parameter]]:
     """Returns names and parameters to train, in the module's order; only these require gradients afterwards.
 
-    That is what the embedding depends on, on the image side where there are two towers, less what a pattern of `freeze`
-    (as in a shell: `*`, `?`, `[...]`) matches. A pooler that is not used or a mask token get no gradient, so they are
-    not listed: task vectors cover exactly the parameters that were trained.
+    All, on the image side where there are two towers, less what a pattern of `freeze` (as in a shell: `*`, `?`,
+    `[...]`) matches. A pooler that is not used or a mask token get no gradient, so they stay as they are.
     """
     named = [
         (name, parameter)
@@ -69,15 +68,9 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
         )
     for parameter in encoder.module.parameters():
         parameter.requires_grad_(False)
-    for _, parameter in named:
+    chosen = [(name, p) for name, p in named if not any(fnmatchcase(name, pattern) for pattern in freeze)]
+    for _, parameter in chosen:
         parameter.requires_grad_(True)
-    reached = _reached(encoder, [parameter for _, parameter in named])
-    chosen: list[tuple[str, nn.Parameter]] = []
-    for (name, parameter), counts in zip(named, reached, strict=True):
-        if counts and not any(fnmatchcase(name, pattern) for pattern in freeze):
-            chosen.append((name, parameter))
-        else:
-            parameter.requires_grad_(False)
     if not chosen:
         raise InputError(f"all {len(names)} parameters of {encoder.path} are frozen: nothing is left to train")
     return chosen
@@ -103,13 +96,3 @@ def save_encoder(encoder: Encoder, path: str | Path) -> None:
             put_companions(encoder.folders, encoder.image_processor, encoder.tokenizer, folder)
 
     write_folder(out, fill)
-
-
-def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]:
-    """Says for each parameter whether the embedding of an input depends on it."""
-    import torch
-
-    batch = probe_batch(encoder)
-    with encoder.evaluating(), torch.enable_grad():
-        slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
-    return [slope is not None for slope in slopes]

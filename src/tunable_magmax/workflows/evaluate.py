@@ -156,8 +156,8 @@ def evaluate(
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
     encoder = encoder or used.encoder(base, reading.device)
-    measured = measure_model(encoder, used.head, labelled, state, batch=reading.batch, progress=progress)
-    report, overall = None if merged is None else merged.report, measured.accuracy.overall
+    accuracy, unreadable = measure_model(encoder, used.head, labelled, state, batch=reading.batch, progress=progress)
+    report, overall = None if merged is None else merged.report, accuracy.overall
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     guessing = 1 / len(used.head.classes)
     if not used.head.builtin and overall.interval()[0] <= guessing and builtin_labels(base) is not None:

@@ -14,7 +14,6 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import labelled_run
 import torch
-from models import tiny
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax as tmx
@@ -143,8 +142,8 @@ def test_samples_with_unknown_labels_are_left_out_if_they_are_few(tmp_path):
         found = label_samples(samples, ["cat", "dog"], {"pets": ("cat", "dog")})
     assert (found.positions, found.targets.tolist(), found.unknown) == ((0, 2), [0, 1], 2)
     assert found.sample_tasks.tolist() == [0, 0]
-    with pytest.raises(InputError, match="2 of 4 labels are no class of the head: 'zebra'"):
-        label_samples(samples, ["cat", "dog"], strict=True)
+    with pytest.raises(InputError, match="1 of 2 labels are no class of the head: 'zebra'"):
+        label_samples(samples, ["cat", "dog"], None, [0, 1])
 
 
 def test_tasks_that_share_classes_are_left_out(tmp_path):
@@ -196,29 +195,12 @@ def test_without_a_head(image_run, site, tmp_path):
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_head_of_another_width(image_run, site, tmp_path):
-    head = tmp_path / "head.safetensors"
-    save_file({"weight": torch.zeros(4, 7)}, head, {"classes": json.dumps(list(COUNTS))})
-    with pytest.raises(InputError, match="width 7"):
-        evaluate(image_run.path / "first", site, head=head, reading=CPU)
-
-
 def test_unreadable_images(image_run, site):
     (site / "red" / "0.png").write_text("?")
     with pytest.warns(UserWarning, match="1 of 14 samples could not be read"):
         found = evaluate(image_run.path / "first", site, reading=CPU)
     assert found.unreadable == 1
     assert found.accuracy.by_class["red"].samples == 4
-
-
-def test_broken_weights(image_run, site, tmp_path):
-    folder = tiny.save(tiny.build("vit"), tmp_path / "broken")
-    tensors = {
-        name: torch.full_like(tensor, np.nan) for name, tensor in load_file(folder / "model.safetensors").items()
-    }
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="hold NaN or infinity"):
-        evaluate(folder, site, run=image_run.path, reading=CPU)
 
 
 def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import adapters
 import numpy as np
@@ -81,13 +80,6 @@ def test_texts_are_pooled_over_what_is_no_padding(tmp_path, kind):
     assert encoder.embed(["good " * 50]).shape == (1, 16)
     with pytest.raises(InputError, match="encodes texts, not images"):
         encoder.embed(IMAGES)
-
-
-def test_a_sentence_encoder_may_ask_for_its_first_token(tmp_path):
-    folder = tiny.save(tiny.build("bert"), tmp_path / "bert")
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    assert load_encoder(folder, "cpu").pooling == "first"
 
 
 def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):

@@ -126,12 +126,12 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(classes), tuple(place[label] for label in labels)
 
 
-def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int, strict: bool = False) -> None:
-    """Warns once of all samples that could not be read; with `strict`, or if none could, it raises an error."""
+def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> None:
+    """Warns once of all samples that could not be read; if none could, it raises an error."""
     if not failed:
         return
     names = some_of(f"{item.name} ({item.why})" for item in failed.values())
-    if strict or len(failed) == tried:
+    if len(failed) == tried:
         raise InputError(f"{origin}: {len(failed)} of {tried} samples cannot be read: {names}")
     warnings.warn(
         f"{origin}: {len(failed)} of {tried} samples could not be read and were left out: {names}", stacklevel=3

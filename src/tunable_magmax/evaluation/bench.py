@@ -179,21 +179,19 @@ class Bench:
         samples: Samples,
         labels: Sequence[str | None] | None = None,
         tasks: Sequence[int] | None = None,
-        *,
-        strict: bool = False,
     ) -> BenchData:
         """Decodes samples; those that cannot be read are left out with a warning. `labels`: class names, if known."""
         if labels is None and samples.labels is not None:
             labels = [samples.classes[label] for label in samples.labels]
         known = [-1] * len(samples) if labels is None else [self._places.get(str(label), -1) for label in labels]
-        prepared = prepare(self.encoder, samples, strict=strict, progress=self.progress)
+        prepared = prepare(self.encoder, samples, progress=self.progress)
         kept = list(prepared.positions)
         owners = np.full(len(samples), -1) if tasks is None else np.asarray(tasks)
         return BenchData(name, prepared, np.array(known, dtype=np.int64)[kept], owners.astype(np.int64)[kept])
 
-    def open_labelled(self, name: str, labelled: Labelled, *, strict: bool = False) -> BenchData:
+    def open_labelled(self, name: str, labelled: Labelled) -> BenchData:
         """Decodes samples that are labelled in the bench's classes."""
-        prepared = prepare(self.encoder, labelled.samples, labelled.positions, strict=strict, progress=self.progress)
+        prepared = prepare(self.encoder, labelled.samples, labelled.positions, progress=self.progress)
         kept = labelled.readable(prepared.positions)
         tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
         return BenchData(name, prepared, kept.targets, tasks)

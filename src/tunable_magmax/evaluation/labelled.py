@@ -103,14 +103,11 @@ def label_samples(
     classes: Sequence[str],
     tasks: Mapping[str, Sequence[str]] | None = None,
     positions: Sequence[int] | None = None,
-    *,
-    strict: bool = False,
 ) -> Labelled:
     """Labels all samples, or those at `positions`, in the head's `classes`.
 
-    Samples with unknown labels are left out with a warning. They are an error if they are more than half, among
-    `positions`, and with `strict`. `tasks`: the class names of each. Where tasks share classes, the tasks
-    are left out.
+    Samples with unknown labels are left out with a warning. They are an error if they are more than half, and among
+    `positions`. `tasks`: the class names of each. Where tasks share classes, the tasks are left out.
     """
     known, unknown = known_labels(samples, classes)
     wanted = range(len(samples)) if positions is None else sorted(positions)
@@ -118,7 +115,7 @@ def label_samples(
     if lacking:
         shown = some_of(dict.fromkeys(unknown), show=lambda name: f"{name!r}{closest(name, classes)}")
         told = f"{samples.origin}: {len(lacking)} of {len(wanted)} labels are no class of the head"
-        if strict or positions is not None or not mostly_known(len(known), len(wanted)):
+        if positions is not None or not mostly_known(len(known), len(wanted)):
             raise InputError(
                 f"{told}: {shown}; it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
                 "Take these samples out, or give a head that knows them"

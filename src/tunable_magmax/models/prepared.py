@@ -108,12 +108,11 @@ def prepare(
     samples: Samples,
     positions: Sequence[int] | None = None,
     *,
-    strict: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Decodes samples, all or those at some positions (in ascending order), for an encoder.
 
-    What cannot be read is counted, named in one warning and left out; with `strict` it is an error.
+    What cannot be read is counted, named in one warning and left out.
     """
     import torch
 
@@ -134,7 +133,7 @@ def prepare(
         parts.append(part)
         if progress is not None:
             progress("reading", len(kept) + len(failed), len(wanted))
-    warn_unreadable(samples.origin, failed, len(wanted), strict)
+    warn_unreadable(samples.origin, failed, len(wanted))
     labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
     return _prepared(encoder, samples.kind, parts, kept, labels, len(failed))
 

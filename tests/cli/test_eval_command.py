@@ -14,7 +14,6 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import labelled_run
 
-from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.evaluate import evaluate
@@ -124,12 +123,11 @@ def test_all_checkpoints_of_a_run(tmx, image_run, site):
     rows = [("base", expected.matrix.base), *zip(("after first", "after second"), expected.matrix.rows, strict=True)]
     for line, (name, row), accuracy in zip(lines[3:6], rows, expected.accuracies.values(), strict=True):
         assert line.split() == [*name.split(), *(f"{value:.1%}" for value in (accuracy.overall.value, *row))]
-    for metric in expected.matrix.metrics():
-        assert f"{metric.title} {metric.value:.1%}" in " ".join(result.out.split())
+    for name, value in expected.matrix.metrics().items():
+        assert f"{name} {value:.1%}" in " ".join(result.out.split())
     found = told(tmx, image_run.path, "--checkpoint", "all", "--data", site)
-    assert AccuracyMatrix.from_dict(found["matrix"]) == expected.matrix
+    assert found["matrix"] == expected.matrix.to_dict()
     assert list(found["accuracies"]) == ["base", "first", "second"]
-    assert "Chaudhry" in found["matrix"]["metrics"]["forgetting"]["definition"]
 
 
 def test_the_benchmark_of_a_run(tmx, benched):

@@ -90,7 +90,7 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
         assert found.matrix.rows[i] == tuple(rows[name].by_task[task].value for task in found.matrix.tasks)
     assert found.matrix.base == tuple(share.value for share in rows["base"].by_task.values())
     assert found.matrix.samples == (8, 6)
-    assert [m.name for m in found.matrix.metrics()][-1] == "forward_transfer"
+    assert list(found.matrix.metrics())[-1] == "forward transfer"
     assert [step for step in steps if step[0] == "embedding"][-1] == ("embedding", 42, 42)
 
 

@@ -71,18 +71,14 @@ def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float]) -> Iterator[st
     """Yields R and its metrics. `overall`: accuracies over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
     named = [("base", "base", matrix.base)] if matrix.base is not None else []
-    named += [(name, f"after {name}", row) for name, row in zip(matrix.tasks, matrix.rows, strict=True)]
+    named += [(name, f"after {name}", row) for name, row in zip(matrix.tasks, matrix.rows, strict=False)]
     rows = []
     for name, title, row in named:
-        if row is not None and not all(map(math.isnan, row)):
-            rows.append([title, _percent(overall[name]), *map(_percent, row)])
+        rows.append([title, _percent(overall[name]), *map(_percent, row)])
     yield from table(rows, ["", "all samples", *matrix.tasks], 2)
-    if 0 < matrix.after < len(matrix.tasks):
-        yield f"after {matrix.after} of {plural(len(matrix.tasks), 'task')}, so T = {matrix.after}"
-    metrics = [
-        [metric.title, "not known" if metric.value is None else f"{metric.value:.1%}"] for metric in matrix.metrics()
-    ]
-    yield from table(metrics)
+    if len(matrix.rows) < len(matrix.tasks):
+        yield f"after {len(matrix.rows)} of {plural(len(matrix.tasks), 'task')}, so T = {len(matrix.rows)}"
+    yield from table([[name, "not known" if v is None else f"{v:.1%}"] for name, v in matrix.metrics().items()])
 
 
 def _classes(accuracy: Accuracy) -> Iterator[str]:

@@ -216,7 +216,7 @@ def _named(name: str, run: Run) -> str:
 def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | None:
     """Returns R with the task unknown; None unless all tasks were evaluated, on their own data.
 
-    A run that is not finished has more tasks in its data than checkpoints: its last rows are not known.
+    A run that is not finished has more tasks in its data than checkpoints: it has fewer rows.
     """
     trained = tuple(run.checkpoints)
     tasks = next(iter(accuracies.values())).tasks

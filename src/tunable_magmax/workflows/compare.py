@@ -77,7 +77,7 @@ class Row:
             **{name: getattr(spec, name, None) for name in ("method", "scale", "checkpoint")},
             "right": self.share.right,
             "accuracy": self.share.value,
-            "interval": list(self.share.interval(LEVEL)),
+            "interval": list(self.share.interval()),
             **{name: getattr(pair, name, None) for name in ("won", "lost", "difference")},
             "p_value": self.p_value,
             "verdict": self.verdict,

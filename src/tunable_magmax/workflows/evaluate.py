@@ -69,7 +69,7 @@ class Evaluation:
     def __repr__(self) -> str:
         shown = shown_shares(list(self.accuracies), [each.overall.value for each in self.accuracies.values()])
         if len(self.accuracies) == 1:
-            shown = self.accuracy.overall.words(self.accuracy.level)
+            shown = self.accuracy.overall.words()
         return f"Evaluation({self.model} on {self.data}: {shown})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,9 +167,7 @@ def evaluate(
             "if no head is given",
             stacklevel=2,
         )
-    return Evaluation(
-        name, origin, used.source, {name: measured.accuracy}, measured.unreadable, labelled.unknown, report
-    )
+    return Evaluation(name, origin, used.source, {name: accuracy}, unreadable, labelled.unknown, report)
 
 
 def _evaluate_run(
@@ -222,9 +220,9 @@ def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | No
     tasks = next(iter(accuracies.values())).tasks
     if tasks[: len(trained)] != trained or any(name not in accuracies for name in trained):
         return None
-    rows = {name: [each.by_task[task].value for task in tasks] for name, each in accuracies.items()}
+    rows = {name: tuple(each.by_task[task].value for task in tasks) for name, each in accuracies.items()}
     before = rows.get("base") if "base" not in trained else None
-    return AccuracyMatrix.of(tasks, [rows[name] for name in trained], before, accuracies[trained[0]].task_samples)
+    return AccuracyMatrix(tasks, tuple(rows[name] for name in trained), before, accuracies[trained[0]].task_samples)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -206,8 +206,6 @@ class EvalOptions:
     """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
     run: Path | None = None
     """The run directory that the model comes from: its head, tasks and test data."""
-    confusion: bool = False
-    """Show for which tasks' classes the samples of each task were taken."""
     per_class: bool = False
     """Show the accuracy of each class."""
     weighting: Weighting = Weighting()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.kernels import SLOTS, Kernels, Keys, Planes, Runs, TensorPlace, padded
+from tunable_magmax.merging.kernels import Kernels, Keys, Planes, Runs, TensorPlace, padded
 
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
@@ -235,8 +235,3 @@ def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
             runs.append((place.slot + start, place.slot + stop, place.element + start))
     close()
     return spans
-
-
-def slot_count(sizes: Iterable[int]) -> int:
-    """Returns the slots that tensors of these sizes take in the planes."""
-    return sum(-(-size // SLOTS) for size in sizes) * SLOTS

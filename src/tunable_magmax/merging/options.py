@@ -108,6 +108,7 @@ def takes_options(function: Function) -> Function:
             name, inspect.Parameter.KEYWORD_ONLY, default=float(usual) if isinstance(usual, Fraction) else usual
         )
         for name, usual in DEFAULTS.items()
+        if name != "fitted_head"  # made by workflows, and for files only
     ]
     first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
     function.__signature__ = own.replace(parameters=kept[:first] + ours + kept[first:])  # type: ignore[attr-defined]

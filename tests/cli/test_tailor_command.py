@@ -88,6 +88,16 @@ def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = tmx("tailor", image_run.path, "--labels", labels, "-o", tmp_path / "out", "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    told = json.loads(tmx("tailor", image_run.path, "--alpha", "0", "--dry-run", "--json").out)
+    assert (told["tasks"], told["known"]) == (2, "alpha")
+    assert tmx("tailor", image_run.path, "--dry-run").code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -30,8 +30,14 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
     run_dir
         The run directory, with run.json, checkpoints, profiles and a head.
     """
+    from tunable_magmax.workflows.tailor import check_tailoring
     from tunable_magmax.workflows.tailor import tailor as make
 
+    if options.dry_run:
+        facts = check_tailoring(run_dir, options)
+        shown = {name: ", ".join(map(str, v)) if isinstance(v, list | dict) else v for name, v in facts.items()}
+        show_result(facts, (f"{name:10}{value}" for name, value in shown.items()))
+        return
     with working() as work:
         made = make(run_dir, options, work.progress)
     for text in made.warnings:

@@ -161,6 +161,8 @@ class TailorOptions:
     """The seed of everything that is drawn: folds, and the keys of the merge."""
     reading: Reading = Reading()
     output: Output = Output()
+    dry_run: bool = False
+    """Read headers only, check everything, and say what would be done."""
 
     def __post_init__(self) -> None:
         if self.head not in ("auto", "fitted", "old"):

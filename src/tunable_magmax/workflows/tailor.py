@@ -59,7 +59,7 @@ from tunable_magmax.workflows.tailored import (
 )
 
 METHODS_TRIED = ("tunable_magmax", "tsv", "average")
-NO_DIFFERENCE = ("out", "memory", "threads", "overwrite", *SAMPLES)
+NO_DIFFERENCE = ("out", "dry_run", "memory", "threads", "overwrite", *SAMPLES)
 """Options that change nothing in the model; samples are compared by their content."""
 
 
@@ -294,6 +294,28 @@ def _unscored(site: Site, preference: Preference, options: TailorOptions, reason
 
 
 # -- checks and files -------------------------------------------------------------------------------------------------
+
+
+def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -> dict[str, Any]:
+    """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
+    run, given = _opened(run, options)
+    out, sources = options.out, options.sources
+    complete = out is not None and finished_report(out, _fingerprint(run, options, given)) is not None
+    if out is not None and not complete:
+        _check_output(out, options)
+    with Inputs(run.base, run.tasks, read_options(len(run.tasks))) as inputs:
+        elements = inputs.layout.elements
+    return {
+        "run": str(run.path),
+        "tasks": len(run.tasks),
+        "elements": elements,
+        "known": ", ".join(sources.named()) if given is None else "a preference",
+        "kept": sum(entry.samples for entry in run.kept if entry is not None),
+        "methods": list(METHODS_TRIED) if options.method == "auto" else [options.method],
+        "head": options.head,
+        "out": None if out is None else str(out),
+        "complete": complete,
+    }
 
 
 def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None]:

@@ -50,7 +50,7 @@ def test_a_merge_by_hand_and_a_look_at_it(folder):
 
 def test_the_table_of_methods_is_complete():
     page = (Path(__file__).parent.parent / "docs" / "merge.md").read_text(encoding="utf-8").partition("**A method")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(tmx.METHODS)
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {name for name in tmx.METHODS if ":" not in name}
 
 
 def test_the_make_targets_of_readme_exist():

@@ -23,7 +23,8 @@ def photos(image_run, tmp_path_factory):
     return folder
 
 
-def test_a_table(tmx, image_run, photos):
+def test_a_table(tmx, image_run, photos, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")  # paths of temporary folders are long
     result = tmx("predict", image_run.path / "first", photos, "--top", "2", *CPU)
     assert result.code == 0
     assert result.err == (

@@ -75,13 +75,10 @@ def test_json_quiet_and_changes(tmx, tmp_path):
     assert "  - train.epochs: 1 there, 2 now" in other.err
 
 
-def test_unreadable_images_are_told_once_and_strict_stops(tmx, tmp_path):
+def test_unreadable_images_are_told(tmx, tmp_path):
     path = toy.file(tmp_path, train={"epochs": 1})
     (tmp_path / "images" / "train" / "hello" / "2.png").write_text("?")
-    result = tmx("train", path, "--strict", *CPU)
-    assert (result.code, result.out) == (2, "")
-    assert "1 of 28 samples cannot be read: hello/2.png (not an image)" in result.err
-    result = tmx("train", path, *CPU)  # the same directory may be used: nothing was made
+    result = tmx("train", path, *CPU)
     assert result.code == 0, result.err
     said = result.err.splitlines()
     assert all(line.startswith("warning: ") for line in said)
@@ -120,7 +117,7 @@ def test_all_problems_of_a_file_at_once(tmx, tmp_path):
     [
         ("{root}/none.yaml", "none.yaml does not exist; expected a YAML file that says what to train"),
         ("{root}/run.yaml --set train.lr", "--set train.lr: expected KEY=VALUE, such as train.lr=3e-5"),
-        ("{root}/run.yaml --set model=./none", "none does not exist: give a directory with config.json and weights"),
+        ("{root}/run.yaml --set model=./none", "none does not exist: give a checkpoint"),
         ("{root}/run.yaml --set train.freeze=[nothing.*]", "patterns of what to freeze must match a parameter"),
         ("{root}/run.yaml --set head.source=text", "no text tower"),
         ("{root}/run.yaml --set benchmark.data=none", "does not exist; 'data' says where the data lies"),

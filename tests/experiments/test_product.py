@@ -22,6 +22,7 @@ from tunable_magmax.workflows.prefer import PreferOptions, prefer
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
+pytestmark = pytest.mark.filterwarnings("ignore:transport did not converge")  # of so few features
 CPU = Reading(device="cpu")
 ROWS = ["tailor:auto", "tailor:both", "tailor:auto+prior", "zero-shot+fit+prior:auto", "magmax@1+fit+prior:auto"]
 

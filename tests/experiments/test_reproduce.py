@@ -17,6 +17,7 @@ from tunable_magmax.experiments.reproduce import missing_jobs, plan_experiment, 
 from tunable_magmax.experiments.seed_jobs import plan_jobs
 from tunable_magmax.runs.run import Run
 
+pytestmark = pytest.mark.filterwarnings("ignore:transport did not converge")  # of so few features
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 

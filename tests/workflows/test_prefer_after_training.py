@@ -22,14 +22,14 @@ from tunable_magmax.workflows.site import SiteSources
 
 @pytest.mark.filterwarnings("ignore")
 def test_training_leaves_the_rows_under_the_base(tmp_path):
-    run = train_sequence(toy.config(tmp_path, "bert", matrix=False), tmp_path / "run", device="cpu")
+    run = train_sequence(toy.config(tmp_path, "bert"), tmp_path / "run", device="cpu")
     samples = open_samples(tmp_path / "texts" / "train.csv")
     base = load_encoder(run.path / "base", "cpu")
     found = Run.open(run.path)
     for t, (name, classes) in enumerate((("task-01", ("card", "hello")), ("task-02", ("pay", "bill")))):
         encoder = load_encoder(run.path / name, "cpu")
         own = samples.subset(samples.positions_of(classes))
-        expected = make_profile(name, own, encoder, base=base, rows=5, seed=0)
+        expected = make_profile(name, own, encoder, base=base, rows=500, seed=0)
         made = found.profiles[t]
         assert made.base == expected.base == base.digest
         assert made.row_labels.tolist() == expected.row_labels.tolist()

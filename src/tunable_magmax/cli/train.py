@@ -38,9 +38,8 @@ def train(config: Path, /, *, options: TrainOptions = TrainOptions()) -> None:
         return
     from tunable_magmax.training.sequence import train_sequence
 
-    reading: dict[str, Any] = {"device": options.device, "strict": options.strict}
     with working() as work:
-        run = train_sequence(chosen, place, **reading, progress=work.progress, watch=work.watch)
+        run = train_sequence(chosen, place, device=options.device, progress=work.progress, watch=work.watch)
     show_result(_record(run), _summary(run))
 
 

@@ -24,7 +24,5 @@ class TrainOptions:
     """Replace a value of the file, as train.lr=3e-5; repeatable. Relative paths count from the current directory."""
     device: str | None = None
     """Train on this device. Default: the GPU if there is one."""
-    strict: bool = False
-    """Stop at inputs that cannot be read; by default they are counted, named and left out."""
     dry_run: bool = False
     """Only say what would be trained: tasks, samples, steps."""

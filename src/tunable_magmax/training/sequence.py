@@ -47,14 +47,13 @@ def train_sequence(
     out: str | Path,
     *,
     device: str | None = None,
-    strict: bool = False,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> TrainedRun:
     """Trains a model through the tasks of a benchmark into a run directory that `tailor`, `merge` and `eval` read.
 
     Called again with the same configuration, it goes on after the last finished task, and on the CPU ends with the same
-    weights as if it had never stopped. `strict`: inputs that cannot be read are an error.
+    weights as if it had never stopped.
 
     >>> from tunable_magmax.training.config import read_config
     >>> train_sequence(read_config("run.yaml"), "run").tasks  # doctest: +SKIP
@@ -62,7 +61,7 @@ def train_sequence(
     """
     benchmark = open_benchmark(config.benchmark)
     tasks = benchmark.tasks
-    reading: dict[str, Any] = {"strict": strict, "progress": progress}
+    reading: dict[str, Any] = {"progress": progress}
     with Run.training(out, config.record(), len(tasks)) as run:
         finished = len(run.tasks)
         base, head = _base_and_head(config, run, benchmark, device, reading)

@@ -145,7 +145,12 @@ def test_a_push_that_is_stopped_changes_nothing_there(hub, merged, tmx, monkeypa
     slow = [(methods, path, waits if answer.__name__ == "store" else answer) for methods, path, answer in ROUTES]
     monkeypatch.setattr("hub_server.ROUTES", slow)
     command = [sys.executable, "-m", "tunable_magmax", "push", str(merged), "org/site"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as push:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    ) as push:
         try:
             assert sending.wait(30)
             push.send_signal(stop)

@@ -12,6 +12,7 @@ from program import sequence, tmx
 
 __all__ = ["hub", "sequence", "tmx"]
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton: its programs run on the CPU
 # Programs that tests start with another home need not compile all loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -98,6 +99,10 @@ def kernels_for(device: torch.device) -> Kernels:
         from tunable_magmax.merging.kernels.numba_ops import NumbaKernels  # slow to import
 
         return NumbaKernels()
+    if device.type == "cuda" and find_spec("triton"):  # comes with torch for GPUs on Linux
+        from tunable_magmax.merging.kernels.triton_ops import TritonKernels
+
+        return TritonKernels(device)
     from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 
     return TorchKernels(device)

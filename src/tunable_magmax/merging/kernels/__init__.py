@@ -1,7 +1,8 @@
 """The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`numba_ops` runs on compiled loops (CPU), `torch_ops` on torch operations (any device). Both give the same bits. A new
-backend implements `Kernels` and `Planes`; no other module knows which one is used.
+`numba_ops` runs on compiled loops (CPU), `torch_ops` on torch operations (any device), `triton_ops` on Triton programs
+where it has one and on `torch_ops` elsewhere (NVIDIA GPUs). All give the same bits. A new backend implements `Kernels`
+and `Planes`; no other module knows which one is used.
 """
 
 from __future__ import annotations

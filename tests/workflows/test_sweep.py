@@ -10,61 +10,67 @@ from sequences import SMALL, digests, save_sequence, sequence
 
 from tunable_magmax import InputError, Preference
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.options import Checkpoints, from_flat
+from tunable_magmax.workflows.options import from_flat
 from tunable_magmax.workflows.sweep import Sweep, SweepOptions, line, listed, sweep
 
 
 @pytest.fixture
-def files(tmp_path):
+def run(tmp_path):
     base, tasks = save_sequence(tmp_path / "in", *sequence(3, SMALL))
-    return Checkpoints(base, list(map(str, tasks)))
+    entries = [{"name": f"t{t}", "checkpoint": str(task)} for t, task in enumerate(tasks)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(json.dumps({"version": 1, "base": str(base), "tasks": entries}))
+    return Run.open(tmp_path / "run")
 
 
-def swept(files, out, **options) -> Sweep:
-    return sweep(None, from_flat(SweepOptions, out=out, base=files.base, task=files.task, **options))
+def swept(run, out, **options) -> Sweep:
+    return sweep(run.path, from_flat(SweepOptions, out=out, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "average"}, {"method": "ties", "scale": 0.5, "seed": 3}], ids=str)
-def test_a_point_is_what_a_merge_makes(files, tmp_path, options):
-    made = swept(files, tmp_path / "sweep", start=[3, 1, 0], stop=[0, 0, 1], steps=3, **options)
+def test_a_point_is_what_a_merge_makes(run, tmp_path, options):
+    made = swept(run, tmp_path / "sweep", start=[3, 1, 0], stop=[0, 0, 1], steps=3, **options)
     assert [point.name for point in made.points] == ["step-00", "step-01", "step-02"]
     for point in made.points:
         weights = [Fraction(weight) for weight in point.weights]
-        report = merge_checkpoints(files.base, files.task, tmp_path / point.name, weights=weights, **options)
+        report = merge_checkpoints(
+            run.base, run.tasks, tmp_path / point.name, names=run.names, weights=weights, **options
+        )
         assert digests(tmp_path / "sweep" / point.name) == digests(tmp_path / point.name)
         assert (point.counts, point.scale, point.leftovers) == (report.counts, report.scale, report.leftovers)
     assert json.loads((tmp_path / "sweep/sweep.json").read_text()) == json.loads(made.to_json())
 
 
-def test_finished_points_are_not_made_again(files, tmp_path):
+def test_finished_points_are_not_made_again(run, tmp_path):
     out = tmp_path / "out"
     route = {"start": [1, 0, 0], "stop": [0, 0, 1], "steps": 2}
-    first = swept(files, out, **route)
+    first = swept(run, out, **route)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
     (out / "sweep.json").unlink()
-    assert swept(files, out, **route) == first
+    assert swept(run, out, **route) == first
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == times
     with pytest.raises(InputError):
-        swept(files, out, **route, seed=1)
-    swept(files, out, **route, seed=1, overwrite=True)
+        swept(run, out, **route, seed=1)
+    swept(run, out, **route, seed=1, overwrite=True)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} != times
 
 
-def test_points_of_preferences(files, tmp_path):
+def test_points_of_preferences(run, tmp_path):
     for name, weights in (("site a", (3, 1, 0)), ("home", (0, 1, 1))):
         Preference(weights).save(tmp_path / f"{name}.json")
     places = [tmp_path / "site a.json", tmp_path / "home.json"]
-    assert [point.name for point in swept(files, tmp_path / "out", preference=places).points] == [
+    assert [point.name for point in swept(run, tmp_path / "out", preference=places).points] == [
         "00-site-a",
         "01-home",
     ]
 
 
 def test_shares_change_evenly_and_factors_mean_what_they_say():
-    assert [point.weights for point in line([3, 1], [0, 1], 3)][1] == (Fraction(3, 8), Fraction(5, 8))
-    assert [point.weights for point in line([3, 1], [0, 1], 3, normalise=False)][1] == (Fraction(3, 2), 1)
-    assert listed({"a": ["1/3", 0]})[0].weights == (Fraction(1, 3), 0)
+    assert line([3, 1], [0, 1], 3)["step-01"] == (Fraction(3, 8), Fraction(5, 8))
+    assert line([3, 1], [0, 1], 3, normalise=False)["step-01"] == (Fraction(3, 2), 1)
+    assert listed({"a": ["1/3", 0]})["00-a"] == (Fraction(1, 3), 0)
 
 
 @pytest.mark.parametrize(
@@ -76,28 +82,21 @@ def test_shares_change_evenly_and_factors_mean_what_they_say():
         {"start": [1, 0, 0], "stop": [0, 0, 0]},
         {"start": [1, 0, 0], "stop": [0, 0, 1], "preference": ["a.json"]},
         {"start": [1, 0, 0], "stop": [0, 0, 1], "method": "magmax"},
-        {"start": [1, 0, 0], "stop": [0, 0, 1], "data": "test"},
     ],
     ids=str,
 )
-def test_what_is_refused_beforehand(files, tmp_path, options):
+def test_what_is_refused_beforehand(run, tmp_path, options):
     with pytest.raises(InputError):
-        swept(files, tmp_path / "out", **options)
+        swept(run, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(tmx, sequence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = [f"{name}={path}" for name, path in zip(("cats", "dogs", "birds"), sequence.tasks, strict=True)]
-    tasks = ["--base", sequence.base, *(part for name in names for part in ("--task", name))]
-    command = ["sweep", *tasks, "--from", "cats=1", "--to", "birds=1", "--steps", 2, "-o", tmp_path / "out"]
-    facts = json.loads(tmx(*command, "--dry-run", "--json").out)
-    assert facts["points"] == {"step-00": ["1", "0", "0"], "step-01": ["0", "0", "1"]}
-    assert not (tmp_path / "out").exists()
+def test_the_command(tmx, run, tmp_path):
+    command = ["sweep", run.path, "--from", "t0=1", "--to", "t2=1", "--steps", 2, "-o", tmp_path / "out"]
     result = tmx(*command)
     assert result.code == 0, result.err
     rows = {cells[0]: cells[-3:] for cells in map(str.split, result.out.splitlines()) if cells}
-    assert (rows["point"], rows["step-01"]) == (["cats", "dogs", "birds"], ["0.00%", "0.00%", "100.00%"])
+    assert (rows["point"], rows["step-01"]) == (["t0", "t1", "t2"], ["0.00%", "0.00%", "100.00%"])
     assert tmx(*command, "--json").out == (tmp_path / "out/sweep.json").read_text()
     assert tmx(*command[:-2]).code == 2
 

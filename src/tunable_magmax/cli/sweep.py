@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.merge import fact_lines
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working
 from tunable_magmax.errors import one_line
 from tunable_magmax.showing import plural
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.sweep import Sweep
 
 
-def sweep(source: Path | None = None, /, *, options: SweepOptions = SweepOptions()) -> None:
+def sweep(source: Path, /, *, options: SweepOptions = SweepOptions()) -> None:
     """Merge for many preferences, and measure each of the models.
 
     tmx sweep RUN_DIR --from 1,0,0 --to 0,0,1 --steps 5 -o OUT
@@ -32,15 +31,8 @@ def sweep(source: Path | None = None, /, *, options: SweepOptions = SweepOptions
     source
         A run directory, or a YAML configuration.
     """
-    from tunable_magmax.workflows.sweep import check_sweep
     from tunable_magmax.workflows.sweep import sweep as run
 
-    if options.dry_run:
-        with working():
-            facts = check_sweep(source, options, note)
-        rows = [[name, ", ".join(weights)] for name, weights in facts["points"].items()]
-        show_result(facts, [*fact_lines({**facts, "budget": None}), *table(rows, ["point", "weights"])])
-        return
     with working() as work:
         made = run(source, options, work.progress, note)
     for warning in made.warnings:

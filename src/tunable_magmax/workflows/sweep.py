@@ -8,25 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Group, Parameter
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.merge import Notify, check_recipe, merge_recipe, read_preference, recipe_of
-from tunable_magmax.workflows.options import Checkpoints, FileOrValue, Method, Numbers, Out
+from tunable_magmax.workflows.merge import Notify, merge_recipe, read_preference, recipe_of
+from tunable_magmax.workflows.options import FileOrValue, Method, Numbers, Out
 
 if TYPE_CHECKING:
     from tunable_magmax.files import Progress
-    from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.runs.recipe import Recipe
 
 SUMMARY = "sweep.json"
 FACTORS = ("ties", "task_arithmetic")
 """Methods whose weights are factors and mean what they say; those of the others are shares of their sum."""
+Points: TypeAlias = dict[str, tuple[Fraction, ...]]
+"""Weights for the tasks in training order, by the name that the output gets."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("The points", sort_key=0))
 @dataclass(frozen=True)
 class Route:
     """The points of a sweep: a line between two preferences, or a list of them."""
@@ -48,24 +49,13 @@ class SweepOptions:
 
     out: Out = None
     """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
-    route: Annotated[Route, Parameter(group=Group("The points", sort_key=0))] = Route()
-    checkpoints: Checkpoints = Checkpoints()
+    route: Route = Route()
     merging: Method = Method()
     data: FileOrValue = None
     """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
     there is no such file. Needs a RUN_DIR."""
     overwrite: bool = False
     """Replace existing outputs."""
-    dry_run: bool = False
-    """Read headers only, check everything, and say what would be done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One preference of a sweep: weights for the tasks in training order, and the name that its output gets."""
-
-    name: str
-    weights: tuple[Fraction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,49 +93,40 @@ class Sweep:
         return json.dumps({"version": 1, **asdict(self)}, indent=1) + "\n"
 
 
-def sweep(
-    source: Path | None, options: SweepOptions, progress: Progress | None = None, notify: Notify | None = None
-) -> Sweep:
-    """Merges for each point into `out/NAME`, as `merge` does with its weights; finished points are not made again.
+def sweep(source: Path, options: SweepOptions, progress: Progress | None = None, notify: Notify | None = None) -> Sweep:
+    """Merges a run directory or a YAML for each point into `out/NAME`, as `merge` does with its weights.
 
-    With `data` each point is then merged again in memory, gets the head that `tmx tailor` would fit for its weights,
-    and is measured on the samples.
+    Finished points are not made again. With `data` each point is then merged again in memory, gets the head that
+    `tmx tailor` would fit for its weights, and is measured on the samples.
     """
     from tunable_magmax.files import write_atomic
 
     recipe, points = _checked(source, options, notify)
     assert options.out is not None
-    reports: list[MergeReport] = []
-    for point in points:
-        settings: dict[str, Any] = {"overwrite": options.overwrite}
-        reports.append(merge_recipe(_at(recipe, point), options.out / point.name, **settings).report)
+    reports = []
+    for name, weights in points.items():
+        merged = recipe.with_options(weights=list(map(str, weights)))
+        reports.append(merge_recipe(merged, options.out / name, overwrite=options.overwrite).report)
         if progress is not None:
             progress("merge", len(reports), len(points))
-    first = reports[0]
     made = Sweep(
-        first.method,
+        reports[0].method,
         recipe.named().names or (),
-        first.elements,
-        first.last_length,
-        tuple(_summed_up(point, report) for point, report in zip(points, reports, strict=True)),
+        reports[0].elements,
+        reports[0].last_length,
+        tuple(
+            SweepPoint(name, tuple(map(str, weights)), each.scale, each.merged_length, each.leftovers, each.counts)
+            for (name, weights), each in zip(points.items(), reports, strict=True)
+        ),
         tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
     )
     if options.data is not None:
-        assert source is not None
         made = _measured(made, points, source, recipe, options.data, progress)
     write_atomic(options.out / SUMMARY, made.to_json().encode())
     return made
 
 
-def check_sweep(source: Path | None, options: SweepOptions, notify: Notify | None = None) -> dict[str, Any]:
-    """Checks from headers all that `sweep` would, but what lies in its folder; returns what it would do."""
-    recipe, points = _checked(source, options, notify)
-    facts = check_recipe(_at(recipe, points[0]))
-    weights = {point.name: list(map(str, point.weights)) for point in points}
-    return {**facts, "points": weights, "bytes": facts["bytes"] * len(points), "files": facts["files"] * len(points)}
-
-
-def _checked(source: Path | None, options: SweepOptions, notify: Notify | None) -> tuple[Recipe, tuple[Point, ...]]:
+def _checked(source: Path, options: SweepOptions, notify: Notify | None) -> tuple[Recipe, Points]:
     """Reads what to merge, and the points; refuses what cannot be done before any work."""
     from tunable_magmax.merging.methods import METHODS
     from tunable_magmax.runs.run import is_run
@@ -154,29 +135,17 @@ def _checked(source: Path | None, options: SweepOptions, notify: Notify | None) 
         raise InputError("where should the results go? Give -o OUT, a directory")
     if options.out.suffix == ".safetensors" or options.out.is_file():
         raise InputError(f"{options.out}: a sweep's output is a directory with one checkpoint for each point")
-    recipe = recipe_of(source, options.checkpoints, merging=options.merging, notify=notify)
+    recipe = recipe_of(source, merging=options.merging, notify=notify)
     method = recipe.options.get("method") or "tunable_magmax"
     if method in METHODS and METHODS[method].weights == "refused":
         raise InputError(f"method {method!r} takes no weights, so there is nothing to sweep")
-    if options.data is not None:
-        if source is None or not is_run(source):
-            raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")
-        if fixed := [name for name in ("include", "exclude") if recipe.options.get(name)]:
-            raise InputError(f"--data measures whole models: leave out --{' and --'.join(fixed)}, or --data")
+    if options.data is not None and not is_run(source):
+        raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")
     return recipe, _points(options.route, recipe, method in FACTORS, notify)
 
 
-def _at(recipe: Recipe, point: Point) -> Recipe:
-    return recipe.with_options(weights=list(map(str, point.weights)))
-
-
-def _summed_up(point: Point, report: MergeReport) -> SweepPoint:
-    weights = tuple(map(str, point.weights))
-    return SweepPoint(point.name, weights, report.scale, report.merged_length, report.leftovers, report.counts)
-
-
 def _measured(
-    made: Sweep, points: Sequence[Point], run_dir: Path, recipe: Recipe, data: Any, progress: Progress | None
+    made: Sweep, points: Points, run_dir: Path, recipe: Recipe, data: Any, progress: Progress | None
 ) -> Sweep:
     from tunable_magmax.evaluation.bench import Bench
     from tunable_magmax.evaluation.comparison import sample_weights
@@ -193,19 +162,18 @@ def _measured(
     test = str(data) == "test" and not Path("test").exists()
     head = find_head(run.base, None, run)
     labelled, _ = open_labelled(None if test else data, head.head, run, Reading())
-    merging = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
-    method, scale = merging.pop("method", None) or "tunable_magmax", merging.pop("scale", None)
+    method, scale, seed = (recipe.options.get(name) for name in ("method", "scale", "seed"))
     measured: list[SweepPoint] = []
-    with Bench(run, head=head.frozen, seed=merging.pop("seed", 0), progress=progress) as bench:
+    with Bench(run, head=head.frozen, seed=seed or 0, progress=progress) as bench:
         samples = bench.open_labelled("sweep", labelled)
-        for point, merged in zip(points, made.points, strict=True):
-            preference = completed(Preference.from_weights(list(map(float, point.weights))), run)
-            spec = MergeSpec(method, scale, point.weights, options=tuple(sorted(merging.items())))
+        for weights, point in zip(points.values(), made.points, strict=True):
+            preference = completed(Preference.from_weights(list(map(float, weights))), run)
+            spec = MergeSpec(method or "tunable_magmax", scale, weights)
             head_fitted = bench.fit(spec, open_material(bench, preference, fits=bool(bench.views)).all)
             right = bench.logits(spec, samples, head_fitted.linear).argmax(axis=1) == samples.labels
             known = bool((samples.tasks >= 0).all())
             mix = float(right @ sample_weights(samples.tasks, preference.weights)) if known else None
-            measured.append(replace(merged, accuracy=float(right.mean()), mix=mix))
+            measured.append(replace(point, accuracy=float(right.mean()), mix=mix))
             if progress is not None:
                 progress("measure", len(measured), len(points))
     return replace(made, points=tuple(measured), samples=len(samples))
@@ -214,64 +182,58 @@ def _measured(
 # -- the points -------------------------------------------------------------------------------------------------------
 
 
-def _points(route: Route, recipe: Recipe, factors: bool, notify: Notify | None) -> tuple[Point, ...]:
+def _points(route: Route, recipe: Recipe, factors: bool, notify: Notify | None) -> Points:
     ends = {"--from": route.start, "--to": route.stop}
     missing = [option for option, weights in ends.items() if weights is None]
     if route.preference:
         if len(missing) < len(ends):
             raise InputError("give a line, --from and --to, or preferences, not both")
-        return listed({file.stem: list(read_preference(file, recipe, notify).weights) for file in route.preference})
+        return listed({file.stem: read_preference(file, recipe, notify).weights for file in route.preference})
     if missing:
         raise InputError(f"a line has two ends: give {' and '.join(missing)} as well, weights such as 1,0,0")
     start, stop = (recipe.in_order(weights, option) for option, weights in ends.items())
     return line(start, stop, route.steps, normalise=not factors)
 
 
-def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool = True) -> tuple[Point, ...]:
+def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool = True) -> Points:
     """Returns `steps` evenly spaced points from one preference to another, both included: step-00, step-01 and so on.
 
     With `normalise` the ends are shares, divided by their sum before anything else, so that shares change evenly.
 
-    >>> [(point.name, [str(weight) for weight in point.weights]) for point in line([3, 1], [0, 1], 3)]
-    [('step-00', ['3/4', '1/4']), ('step-01', ['3/8', '5/8']), ('step-02', ['0', '1'])]
+    >>> {name: list(map(str, weights)) for name, weights in line([3, 1], [0, 1], 3).items()}
+    {'step-00': ['3/4', '1/4'], 'step-01': ['3/8', '5/8'], 'step-02': ['0', '1']}
     """
     if steps < 2:
         raise InputError(f"steps is {steps}, expected 2 or more: both ends are steps")
     if len(start) != len(stop):
         raise InputError(f"the line goes from {len(start)} weights to {len(stop)}: give one for each task at both ends")
-    one, other = (_exact(weights, "an end of the line", normalise) for weights in (start, stop))
+    ends = [_exact(weights, "an end of the line") for weights in (start, stop)]
+    if normalise:
+        ends = [tuple(weight / sum(weights) for weight in weights) for weights in ends]
     width = max(2, len(str(steps - 1)))
-    return tuple(
-        Point(
-            f"step-{k:0{width}d}",
-            tuple(a + (b - a) * Fraction(k, steps - 1) for a, b in zip(one, other, strict=True)),
-        )
+    return {
+        f"step-{k:0{width}d}": tuple(a + (b - a) * Fraction(k, steps - 1) for a, b in zip(*ends, strict=True))
         for k in range(steps)
-    )
+    }
 
 
-def listed(weights_by_name: Mapping[str, Sequence[Any]]) -> tuple[Point, ...]:
+def listed(weights_by_name: Mapping[str, Sequence[Any]]) -> Points:
     """Returns points for weights by name, numbered so that names sort in the same order: 00-NAME, 01-NAME.
 
-    >>> [point.name for point in listed({"site a": [3, 1], "home": [0, 1]})]
+    >>> list(listed({"site a": [3, 1], "home": [0, 1]}))
     ['00-site-a', '01-home']
     """
     width = max(2, len(str(len(weights_by_name) - 1)))
-    return tuple(
-        Point(
-            f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-"), _exact(weights, name, normalise=False)
-        )
+    return {
+        f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-"): _exact(weights, name)
         for k, (name, weights) in enumerate(weights_by_name.items())
-    )
+    }
 
 
-def _exact(weights: Sequence[Any], what: str, normalise: bool) -> tuple[Fraction, ...]:
+def _exact(weights: Sequence[Any], what: str) -> tuple[Fraction, ...]:
     from tunable_magmax.merging.budget import read_weights
 
     try:
-        read = read_weights(weights, len(weights))
+        return read_weights(weights, len(weights)) or ()
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
-    assert read is not None
-    total = sum(read) if normalise else 1
-    return tuple(weight / total for weight in read)

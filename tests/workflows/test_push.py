@@ -44,14 +44,6 @@ def test_a_push_and_the_model_from_there(hub, merged, tmx):
     assert tmx("inspect", "org/site", "--verify").code == 0
 
 
-def test_a_branch(hub, merged, tmx):
-    for _ in range(2):  # the second time, both are there
-        result = tmx("push", merged, "org/site", "--revision", "v2")
-        assert result.code == 0, result.err
-    assert result.out.startswith(f"{hub.address}/org/site/tree/v2: 5 files, ")
-    assert hub.repos["org/site"]["main"] == {}
-
-
 def test_what_should_be_private_never_becomes_public(hub, merged, tmx):
     hub.repos["org/site"] = {"main": {}}
     assert "org/site is there already and is public" in tmx("push", merged, "org/site", "--private").err
@@ -62,7 +54,7 @@ def test_a_dry_run_sends_nothing(hub, merged, tmx):
     result = tmx("push", merged, "org/site", "--dry-run")
     assert result.code == 0, result.err
     assert "model.safetensors" in result.out
-    assert "would go to org/site, branch main: 5 files" in result.out
+    assert "org/site: 5 files" in result.out
     assert hub.requests == []
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.options import flat
 from tunable_magmax.workflows.push import PushOptions
 
 
@@ -28,11 +28,11 @@ def push(model: Path, repo: str, /, *, options: PushOptions = PushOptions()) -> 
     from tunable_magmax.workflows.push import push_model
 
     with working():
-        pushed = push_model(model, repo, **flat(options))
+        pushed = push_model(model, repo, options)
     size = f"{plural(len(pushed.files), 'file')}, {show_size(sum(pushed.files.values()))}"
     if pushed.address is None:
         files = table([[name, show_size(each)] for name, each in pushed.files.items()])
-        lines = [*files, f"would go to {pushed.repo}, branch {pushed.revision}: {size}"]
+        lines = [*files, f"would go to {pushed.repo}: {size}"]
     else:
         lines = [f"{pushed.address}: {size}, commit {pushed.commit}"]
-    show_result(pushed.to_dict(), lines)
+    show_result(asdict(pushed), lines)

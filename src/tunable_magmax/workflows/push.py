@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.errors import InputError, StorageError, bulleted
+from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
 
@@ -24,70 +23,54 @@ class PushOptions:
 
     private: bool = False
     """Make the repository private, if it is a new one."""
-    revision: str = "main"
-    """Commit to this branch, which is made if there is none."""
     dry_run: bool = False
     """Check the directory and list the files; send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A model that was uploaded, or would be."""
+    """A model that was uploaded, or would be: `address` and `commit` are None if nothing was sent."""
 
     path: str
     repo: str
-    revision: str
     address: str | None
-    """Where the model is; None if nothing was sent."""
     commit: str | None
     files: dict[str, int]
     """The sizes of the files by name."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON data."""
-        return asdict(self)
 
-
-def push_model(
-    path: str | Path, repo: str, *, private: bool = False, revision: str = "main", dry_run: bool = False
-) -> Pushed:
+def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     """Uploads a model directory to `repo`, `org/name` on the Hugging Face hub, which is made if there is none.
 
-    All files go in one commit, to the branch `revision`: the weights, what the report of a merge lists, and files with
-    the names of a model's configuration and tokenizer. Everything else in the directory is refused, so that nothing
-    private is published by accident; so are pickles, which run code where they are loaded, links that lead out of the
-    directory, and unfinished outputs. With `dry_run` nothing is sent.
+    All files go in one commit: the weights, what the report of a merge lists, and files with the names of a model's
+    configuration and tokenizer. Everything else in the directory is refused, so that nothing private is published by
+    accident; so are pickles, which run code where they are loaded, links that lead out of the directory, and unfinished
+    outputs.
     """
     from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
 
-    folder = Path(path)
+    folder = path
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
     if name is None or "/" not in name.repo or "@" in repo:
-        raise InputError(f"{repo!r} is no name of a model on the hub: give org/name; --revision names another branch")
-    files = _files(folder)
-    sizes = {file: (folder / file).stat().st_size for file in files}
-    if dry_run:
-        return Pushed(str(folder), name.repo, revision, None, None, sizes)
+        raise InputError(f"{repo!r} is no name for a model on the hub: give org/name")
+    sizes = {file: (folder / file).stat().st_size for file in _files(folder)}
+    if options.dry_run:
+        return Pushed(str(folder), name.repo, None, None, sizes)
     try:
         from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError:
         raise InputError('the hub needs huggingface_hub: pip install "tunable-magmax[hub]"') from None
     api = HfApi(library_name="tunable-magmax", library_version=__version__)
+    added = [CommitOperationAdd(file, str(folder / file)) for file in sizes]
     try:
         with bars_on_terminals():
-            api.create_repo(name.repo, private=private or None, exist_ok=True)
-            if private and not api.model_info(name.repo).private:
+            api.create_repo(name.repo, private=options.private or None, exist_ok=True)
+            if options.private and not api.model_info(name.repo).private:
                 raise InputError(
                     f"{name.repo} is there already and is public: choose another name, or leave out --private"
                 )
-            if revision != "main":
-                api.create_branch(name.repo, branch=revision, exist_ok=True)
-            made = api.create_commit(
-                name.repo,
-                [CommitOperationAdd(file, str(folder / file)) for file in files],
-                commit_message=f"A model made with tunable-magmax {__version__}",
-                revision=revision,
-            )
+            message = f"A model made with tunable-magmax {__version__}"
+            made = api.create_commit(name.repo, added, commit_message=message)
     except InputError:
         raise
     # What a failed upload raises differs between versions: errors of requests, of httpx, of the hub itself.
@@ -96,8 +79,7 @@ def push_model(
             f"{folder} could not be uploaded to {name.repo} ({refusal(error)}); what was sent is no part of the model "
             "before the commit: put that right (`hf auth login` makes you known to the hub) and push again"
         ) from None
-    address = f"{api.endpoint}/{name.repo}" + ("" if revision == "main" else f"/tree/{revision}")
-    return Pushed(str(folder), name.repo, revision, address, made.oid, sizes)
+    return Pushed(str(folder), name.repo, f"{api.endpoint}/{name.repo}", made.oid, sizes)
 
 
 def _files(folder: Path) -> list[str]:
@@ -113,21 +95,23 @@ def _files(folder: Path) -> list[str]:
     if folder.name.endswith(".partial"):
         raise InputError(f"{folder} is unfinished: run the command that makes it again, and push its output")
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
-    listed = _listed(folder)
-    problems = [f"{name} is missing, which {REPORT} lists" for name in listed if not (folder / name).is_file()]
+    # What commands of this package write beside weights, also a head that came later than the report.
+    own = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES}
+    problems: list[str] = []
+    if (folder / REPORT).is_file():
+        listed = read_json(folder / REPORT).get("files")
+        in_report = [name for name in listed if is_plain_name(name, depth=2)] if isinstance(listed, dict) else []
+        own.update(in_report)
+        problems += [f"{name} is missing, which {REPORT} lists" for name in in_report if not (folder / name).is_file()]
     try:
         with open_checkpoint(folder) as checkpoint:
-            weights = {file.name for file in checkpoint.files}
+            own.update(file.name for file in checkpoint.files)
     except InputError as error:
-        weights = set()
         problems.append(str(error))
-    # A report need not list what commands of this package write beside weights, such as a head that came later.
-    written = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES}
-    problems = [*_strange(folder, names, {*listed, *weights, *written}), *problems]
+    problems = [*_strange(folder, names, own), *problems]
     if problems:
-        shown = problems[:MOST_LISTED]
-        more = [f"and {len(problems) - len(shown):,} more"] if len(problems) > len(shown) else []
-        raise InputError(f"{folder} cannot be pushed:\n{bulleted([*shown, *more])}", problems=problems)
+        shown = some_of(problems, limit=MOST_LISTED, joint="\n  - ")
+        raise InputError(f"{folder} cannot be pushed:\n  - {shown}", problems=problems)
     return names
 
 
@@ -156,13 +140,3 @@ def _is_pickle(file: Path) -> bool:
         raise InputError(f"{file} cannot be read ({error.strerror or error}): check its permissions") from None
     # A zip archive is what torch.save writes; a bare pickle starts with its protocol.
     return file.suffix.lower() in PICKLES or head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
-
-
-def _listed(folder: Path) -> list[str]:
-    """Returns the files that a merge's report lists."""
-    from tunable_magmax.checkpoints.companions import REPORT
-
-    if not (folder / REPORT).is_file():
-        return []
-    listed = read_json(folder / REPORT).get("files")
-    return [name for name in listed if is_plain_name(name, depth=2)] if isinstance(listed, dict) else []

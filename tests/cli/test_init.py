@@ -103,9 +103,6 @@ def test_data_is_added_to_a_run(tmx, trained):
     wrong = tmx("init", "run", "--data", "bank=travel.csv")
     assert (wrong.code, "travel" in wrong.err) == (2, True)
     assert Profile.load("run/profiles/bank.safetensors").classes == ("bank-0", "bank-1")
-    forced = tmx("init", "run", "--data", "bank=travel.csv", "--force")
-    assert forced.code == 0, forced.err
-    assert Profile.load("run/profiles/bank.safetensors").classes == ("travel-0", "travel-1")
 
 
 FILLERS = ("my", "my my", "my my my")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.terminal import note, show_result, table, working
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.init import InitOptions
+from tunable_magmax.workflows.init_inputs import InitOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.init import InitResult
@@ -43,21 +43,22 @@ def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
 
 
 def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
-    yield f"{made.path}: {'would be ' * dry_run}a run of {plural(len(made.tasks), 'task')} on {made.base.words}"
-    profiles = {profile.task: profile for _, profile in made.profiles}
+    given = made.inputs
+    yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base.words}"
     rows = []
-    for name, found in made.tasks.items():
+    for name, found in given.tasks.items():
         data = ""
-        if name in profiles:
-            classes = sum(count > 0 for count in profiles[name].label_counts)
-            data = f"{plural(profiles[name].samples, 'sample')} of {plural(classes, 'class', 'classes')}"
-        elif name in made.data:
-            data = f"profile of {made.data[name].place}"
+        if name in made.profiles:
+            _, profile = made.profiles[name]
+            classes = sum(count > 0 for count in profile.label_counts)
+            data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
+        elif name in given.data:
+            data = f"profile of {given.data[name].place}"
         rows.append([name, found.words, data])
     yield from table(rows)
     if dry_run:
         return
-    run, first = shlex.quote(str(made.path)), shlex.quote(next(iter(made.tasks)))
+    run, first = shlex.quote(str(given.path)), shlex.quote(next(iter(given.tasks)))
     missing = made.without_profile
     yield "next:"
     if missing:
@@ -68,10 +69,10 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
 
 
 def _kept(made: InitResult) -> Iterator[str]:
-    kept = [entry for name in made.data if (entry := made.kept.get(name)) is not None]
+    kept = [entry for name in made.inputs.data if (entry := made.kept.get(name)) is not None]
     if not kept:
         return
     samples = f"{plural(sum(entry.samples for entry in kept), 'sample')}, {show_size(sum(e.bytes for e in kept))}"
     least, asked = min(entry.per_class for entry in kept), max(entry.asked for entry in kept)
     each = f"at most {least} of each class" + f" (no room for {asked})" * (least < asked)
-    yield f"kept {samples}, {each}, in {made.path / 'kept'}: they stay in the run; --keep 0 keeps none"
+    yield f"kept {samples}, {each}, in {made.inputs.path / 'kept'}: they stay in the run; --keep 0 keeps none"

@@ -27,7 +27,8 @@ from tunable_magmax.workflows.evaluate import (
     Evaluation,
     evaluate,
 )
-from tunable_magmax.workflows.init import InitOptions, init_run
+from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.init_inputs import InitOptions
 from tunable_magmax.workflows.merge import (
     MergeOptions,
     merge_recipe_in_memory,
@@ -293,14 +294,14 @@ class Run:
     ) -> dict[str, Profile]:
         """Makes profiles of tasks from their data and keeps some samples, as `tmx init RUN_DIR --data` does.
 
-        `eval_data`: samples that were not trained on. Other options are those of the command: keep, classes, split,
+        `eval_data`: samples that were not trained on. Other options are those of the command: keep, split,
         device, ... Returns the profiles.
         """
         placed = [[f"{name}={place}" for name, place in given.items()] for given in (data, eval_data or {})]
         how = from_flat(InitOptions, data=placed[0], eval_data=placed[1], **options)
         made = init_run(self.path, how, progress)
         self._run = RunDirectory.open(self.path)
-        return {profile.task: profile for _, profile in made.profiles}
+        return {name: profile for name, (_, profile) in made.profiles.items()}
 
 
 def _in_memory(**samples: SamplesLike | None) -> dict[str, Any]:

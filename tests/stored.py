@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tunable_magmax.checkpoints.source import Checkpoint, open_checkpoint
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
 
 

@@ -10,7 +10,7 @@ import torch
 from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.errors import InputError

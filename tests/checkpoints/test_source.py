@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from stored import holds, of_all_types, read
 
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError, StorageError
 
 
@@ -68,69 +70,51 @@ def test_tied_names_of_save_model_are_aliases(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "3 bytes": (b"abc", "at least 8 bytes, found 3"),
-    "header too long for the format": (
-        header(b"{}", length=100_000_001),
-        "header of 100000001 bytes.* allows 100000000",
-    ),
-    "header beyond the end": (header(b"{}", length=3), "header of 3 bytes announced, but only 2 follow"),
-    "empty header": (header(b""), "starts with '{', found b''"),
-    "not an object": (header(b"[1]"), r"starts with '{', found b'\[1\]'"),
-    "not JSON": (header(b"{oops}"), "header is not JSON"),
-    "not UTF-8": (header(b'{"\xff": 1}'), "header is not JSON"),
-    "too deep": (header(b'{"a":' + b"[" * 100_000), "header is not JSON"),
-    "number of many digits": (header(b'{"a":' + b"1" * 10_000 + b"}"), "header is not JSON"),
-    "a name twice": (header(b'{"w": 1, "v": 1, "w": 1}'), "has the name 'w' twice"),
-    "a key twice": (header(b'{"w": {"dtype": "U8", "dtype": "U8"}}'), "has the name 'dtype' twice"),
-    "lone surrogate": (header({"\ud800": tensor(0, 1)}, b"a"), "half of a character"),
-    "metadata not texts": (header({"__metadata__": {"a": 1}}), "'__metadata__' in its header must map names to texts"),
-    "metadata not an object": (header({"__metadata__": 3}), "'__metadata__' in its header must map names to texts"),
-    "entry not an object": (
-        header({"w": 7}),
-        "tensor 'w': expected an object with dtype, shape and data_offsets, found 7",
-    ),
-    "entry without dtype": (header({"w": {"shape": [], "data_offsets": [0, 0]}}), "tensor 'w': expected an object"),
-    "unknown dtype": (
-        header({"w": tensor(0, 1, dtype="Q8")}, b"a"),
-        "tensor 'w' has the unknown dtype 'Q8'; known are F64",
-    ),
-    "dtype not a text": (header({"w": tensor(0, 1, dtype=[])}, b"a"), r"tensor 'w' has the unknown dtype \[\]"),
-    "negative size": (header({"w": tensor(0, 1, shape=[-1])}, b"a"), r"'w': its shape must be .* >= 0, found \[-1\]"),
-    "fractional size": (header({"w": tensor(0, 1, shape=[1.0])}, b"a"), r"shape must be .* found \[1.0\]"),
-    "bool size": (header({"w": tensor(0, 1, shape=[True])}, b"a"), r"shape must be .* found \[True\]"),
-    "shape not a list": (header({"w": tensor(0, 1, shape="1")}, b"a"), "shape must be .* found '1'"),
-    "huge size": (header({"w": tensor(0, 0, shape=[0, 1 << 70])}), "shape must be"),
-    "one offset": (header({"w": {"dtype": "U8", "shape": [1], "data_offsets": [1]}}, b"a"), "data_offsets must be two"),
-    "negative offset": (header({"w": tensor(-1, 0, shape=[1])}, b"a"), "data_offsets must be two integers >= 0"),
-    "backward offsets": (header({"w": tensor(1, 0, shape=[1])}, b"a"), r"needs 1 bytes, but .* \[1, 0\] span -1"),
-    "half bytes": (
-        header({"w": tensor(0, 1, dtype="F4", shape=[3])}, b"a"),
-        "3 elements of F4 do not fill whole bytes",
-    ),
-    "bytes unlike shape": (
-        header({"w": tensor(0, 6, dtype="F32", shape=[2])}, b"abcdef"),
-        r"\[2\] of F32 needs 8 bytes",
-    ),
-    "cut short": (header({"w": tensor(0, 6)}, b"abcde"), "tensor 'w' ends at byte 6 of the data, but .* has only 5"),
-    "trailing bytes": (header({"w": tensor(0, 6)}, b"abcdefgh"), "2 bytes follow after tensor 'w', expected none"),
-    "no tensors but data": (header({}, b"ab"), "2 bytes follow after the start of the data"),
-    "hole": (
-        header({"v": tensor(0, 1), "w": tensor(3, 6)}, b"abcdef"),
-        "'w' leaves a hole of 2 bytes after tensor 'v'",
-    ),
-    "hole at the start": (header({"w": tensor(3, 6)}, b"abcdef"), "'w' leaves a hole of 3 bytes after the start"),
-    "overlap": (header({"v": tensor(0, 4), "w": tensor(3, 6)}, b"abcdef"), "tensor 'w' overlaps with tensor 'v'"),
+    "3 bytes": (b"abc", "3"),
+    "header too long for the format": (header(b"{}", length=100_000_001), "100000001"),
+    "header beyond the end": (header(b"{}", length=3), "3"),
+    "empty header": (header(b""), "b''"),
+    "not an object": (header(b"[1]"), r"b'\[1\]'"),
+    "not JSON": (header(b"{oops}"), "JSON"),
+    "not UTF-8": (header(b'{"\xff": 1}'), "JSON"),
+    "too deep": (header(b'{"a":' + b"[" * 100_000), "JSON"),
+    "number of many digits": (header(b'{"a":' + b"1" * 10_000 + b"}"), "JSON"),
+    "a name twice": (header(b'{"w": 1, "v": 1, "w": 1}'), "'w'"),
+    "a key twice": (header(b'{"w": {"dtype": "U8", "dtype": "U8"}}'), "'dtype'"),
+    "lone surrogate": (header({"\ud800": tensor(0, 1)}, b"a"), r"\\ud800"),
+    "metadata not texts": (header({"__metadata__": {"a": 1}}), "'__metadata__'"),
+    "metadata not an object": (header({"__metadata__": 3}), "'__metadata__'"),
+    "entry not an object": (header({"w": 7}), "tensor 'w': expected .*found 7"),
+    "entry without dtype": (header({"w": {"shape": [], "data_offsets": [0, 0]}}), "tensor 'w': expected"),
+    "unknown dtype": (header({"w": tensor(0, 1, dtype="Q8")}, b"a"), "'w': expected .*'Q8'"),
+    "dtype not a text": (header({"w": tensor(0, 1, dtype=[])}, b"a"), "'w': expected"),
+    "negative size": (header({"w": tensor(0, 1, shape=[-1])}, b"a"), "'w': expected .*-1"),
+    "fractional size": (header({"w": tensor(0, 1, shape=[1.0])}, b"a"), "'w': expected .*1.0"),
+    "bool size": (header({"w": tensor(0, 1, shape=[True])}, b"a"), "'w': expected .*True"),
+    "shape not a list": (header({"w": tensor(0, 1, shape="1")}, b"a"), "'w': expected"),
+    "huge size": (header({"w": tensor(0, 0, shape=[0, 1 << 70])}), "'w': expected"),
+    "65 dimensions": (header({"w": tensor(0, 1, shape=[1] * 65)}, b"a"), "'w': expected"),
+    "one offset": (header({"w": {"dtype": "U8", "shape": [1], "data_offsets": [1]}}, b"a"), "'w': expected"),
+    "negative offset": (header({"w": tensor(-1, 0, shape=[1])}, b"a"), "'w': expected"),
+    "backward offsets": (header({"w": tensor(1, 0, shape=[1])}, b"a"), "'w': .*-1 bytes"),
+    "half bytes": (header({"w": tensor(0, 1, dtype="F4", shape=[3])}, b"a"), "'w': .*12 bits"),
+    "bytes unlike shape": (header({"w": tensor(0, 6, dtype="F32", shape=[2])}, b"abcdef"), "'w': .*6 bytes"),
+    "cut short": (header({"w": tensor(0, 6)}, b"abcde"), "6 .*5"),
+    "trailing bytes": (header({"w": tensor(0, 6)}, b"abcdefgh"), "6 .*8"),
+    "no tensors but data": (header({}, b"ab"), "2"),
+    "hole": (header({"v": tensor(0, 1), "w": tensor(3, 6)}, b"abcdef"), "'w' begins at byte 3, .*'v'"),
+    "hole at the start": (header({"w": tensor(3, 6)}, b"abcdef"), "'w' begins at byte 3"),
+    "overlap": (header({"v": tensor(0, 4), "w": tensor(3, 6)}, b"abcdef"), "'w' begins at byte 3, .*'v'"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_headers(tmp_path: Path, case: str) -> None:
-    data, message = BROKEN[case]
+    data, value = BROKEN[case]
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=rf"{re.escape(str(path))}: .*{value}"):
         open_checkpoint(path)
-    assert str(path) in str(caught.value)
 
 
 VALID = header(
@@ -172,6 +156,21 @@ def test_a_file_that_is_changed_replaced_or_removed_while_open(tmp_path: Path) -
             read(checkpoint, "w")
 
 
+def test_what_leaves_the_content_alone_is_no_change(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"w": torch.arange(6.0)}, path)
+    with open_checkpoint(path) as checkpoint:
+        before, status = read(checkpoint, "w"), path.stat()
+        path.chmod(status.st_mode)
+        os.utime(path, ns=(0, status.st_mtime_ns))  # as a backup does
+        with suppress(OSError):
+            os.setxattr(path, "user.note", b"x")
+        os.link(path, tmp_path / "another name")
+        assert path.stat().st_ctime_ns > status.st_ctime_ns
+        checkpoint.refuse_changed()
+        assert read(checkpoint, "w") == before
+
+
 def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"w": torch.arange(6.0)}, tmp_path / "x.safetensors")
 
@@ -182,6 +181,21 @@ def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "preadv", fail)
         with pytest.raises(StorageError, match=r"x\.safetensors: .*Input/output error"):
             read(checkpoint, "w")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_no_descriptor_stays_open_after_merges_and_refused_files(tmp_path: Path) -> None:
+    for name, fill in (("base", 0.0), ("one", 1.0)):
+        save_file({"w": torch.full((4,), fill)}, tmp_path / f"{name}.safetensors")
+    torch.save({"w": torch.ones(4)}, tmp_path / "two.pt")
+    for number, (data, _) in enumerate(BROKEN.values()):
+        (tmp_path / f"bad{number}").write_bytes(data)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for name in ("one.safetensors", "two.pt", "missing", *(f"bad{number}" for number in range(len(BROKEN)))):
+        with suppress(InputError):
+            merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / name], tmp_path / "out", overwrite=True)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 # Directories
@@ -233,24 +247,16 @@ def test_all_that_is_wrong_with_shards_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
     with pytest.raises(InputError) as caught:
         open_checkpoint(tmp_path)
-    for part in (
-        "model.safetensors.index.json and its shards do not fit",
-        "m-1 should hold by the index but does not: 'absent'",
-        "m-1 holds but the index does not list: 'extra'",
-        "m-1 holds but the index puts elsewhere: 'moved'",
-        "shard m-3 is missing",
-        "m-4 is empty",
-    ):
-        assert part in str(caught.value)
+    for part in (r"m-1 .*'absent'", r"m-1 .*'extra', 'moved'", "m-3", "m-4 is empty"):
+        assert re.search(part, str(caught.value)), part
 
 
 @pytest.mark.parametrize("name", ["../m-1", "/etc/passwd", "sub/m-1", "..", "", "a\\b"])
 def test_shards_outside_the_directory_are_refused(tmp_path: Path, name: str) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(InputError, match="shards must be plain names of files beside the index") as caught:
+    with pytest.raises(InputError, match=re.escape(repr(name))):
         open_checkpoint(tmp_path)
-    assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +264,7 @@ def test_shards_outside_the_directory_are_refused(tmp_path: Path, name: str) -> 
 )
 def test_index_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(InputError, match=r"index\.json(: expected a 'weight_map'|: expected an object| is not JSON)"):
+    with pytest.raises(InputError, match=r"index\.json"):
         open_checkpoint(tmp_path)
 
 
@@ -266,22 +272,14 @@ def test_index_that_is_none(tmp_path: Path, content: str) -> None:
 
 
 def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere does not exist: give a checkpoint"):
-        open_checkpoint(tmp_path / "nowhere")
     (tmp_path / "empty.safetensors").touch()
-    with pytest.raises(InputError, match=r"empty\.safetensors is empty \(0 bytes\)"):
-        open_checkpoint(str(tmp_path / "empty.safetensors"))
     (tmp_path / "notes.txt").write_text("hello, world")
-    with pytest.raises(
-        InputError, match=r"notes\.txt is neither a safetensors nor a torch file \(it starts with b'hello, w"
-    ):
-        open_checkpoint(tmp_path / "notes.txt")
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(InputError, match=r"is a Git LFS pointer.*git lfs pull"):
-        open_checkpoint(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe is not a regular file"):
-        open_checkpoint(tmp_path / "pipe")
+    told = {"nowhere": "", "empty.safetensors": "0 bytes", "notes.txt": "b'hello, w", "": "git lfs pull", "pipe": ""}
+    for name, value in told.items():
+        with pytest.raises(InputError, match=rf"{name}.*{value}"):
+            open_checkpoint(str(tmp_path / name))
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path: Path) -> None:

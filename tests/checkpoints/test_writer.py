@@ -26,7 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tunable_magmax.checkpoints import writer
-from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.safetensors_file import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
@@ -202,7 +202,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.safetensors_file import plan_shards
 from tunable_magmax.checkpoints.writer import Output
 shards = plan_shards([TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))], 7)
 def slowly():

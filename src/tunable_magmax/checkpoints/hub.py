@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import CARD, MODEL_CONFIG, REPORT, is_companion
-from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
-from tunable_magmax.checkpoints.shards import INDEX
-from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, WEIGHT_SUFFIXES
+from tunable_magmax.checkpoints.safetensors_file import INDEX
+from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 from tunable_magmax.version import __version__
@@ -104,7 +103,7 @@ def fetched(name: HubName, local: Path) -> Path:
             name.repo, revision=name.revision
         )
         needed = needed_files(listed)
-        if not {MODEL_CONFIG, CONFIG_NAME} & set(needed) or not any(file in needed for file, _ in _WEIGHTS):
+        if not {MODEL_CONFIG, ADAPTER_CONFIG} & set(needed) or not any(file in needed for file, _ in _WEIGHTS):
             raise InputError(
                 f"the hub model {str(name)!r} has no {MODEL_CONFIG} with model.safetensors or pytorch_model.bin beside "
                 f"it (found {some_of(sorted(needed)) or 'nothing'}): it is no model of transformers"
@@ -160,7 +159,7 @@ def _complete(folder: Path) -> bool:
             shards = set(read_json(folder / file).get("weight_map", {}).values()) if listed else set()
         except (InputError, AttributeError, TypeError):
             return True  # whoever opens it says what is wrong with it
-        config = CONFIG_NAME if file.startswith("adapter") else MODEL_CONFIG
+        config = ADAPTER_CONFIG if file.startswith("adapter") else MODEL_CONFIG
         return (folder / config).exists() and all((folder / str(shard)).exists() for shard in shards)
     return False
 

@@ -28,9 +28,7 @@ class PositionedFile:
         self.path = path
         try:
             if not path.is_file():
-                raise InputError(
-                    f"{path} is not a regular file: give a safetensors or torch checkpoint, or a directory"
-                )
+                raise InputError(f"{path} is missing or not a regular file: give a checkpoint, or a directory with one")
             with open(path, "rb", buffering=0) as file:
                 self._identity = _identity(os.fstat(file.fileno()))
         except OSError as error:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
-from types import MappingProxyType
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.companions import transformer_folder
-from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
 from tunable_magmax.checkpoints.positioned_file import PositionedFile
-from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
-from tunable_magmax.checkpoints.shards import INDEX
-from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.safetensors_file import INDEX, SafetensorsFile
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 
-__all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "as_checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
-
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Where PEFT keeps an adapter's tensors, in order of preference."""
 
@@ -88,7 +83,7 @@ def holds_adapter(path: Path) -> bool:
     """Whether a directory holds an adapter, and no whole model."""
     try:
         whole = any((path / name).exists() for name in _LAYOUTS)
-        return not whole and any((path / name).exists() for name in (CONFIG_NAME, *ADAPTER_WEIGHTS))
+        return not whole and any((path / name).exists() for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
 
@@ -130,16 +125,12 @@ class _Directory(Checkpoint):
         self.in_memory = sum(part.in_memory for part in parts)
         self._parts = parts
         self._holder = {name: part for part in parts for name in part.tensors}
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: p.tensors[name] for name, p in self._holder.items()}
-        )
-        self.aliases: Mapping[str, str] = MappingProxyType(
-            {alias: name for part in parts for alias, name in part.aliases.items() if alias not in self._holder}
-        )
+        self.tensors = {name: part.tensors[name] for name, part in self._holder.items()}
+        aliases = {alias: name for part in parts for alias, name in part.aliases.items()}
+        self.aliases = {alias: name for alias, name in aliases.items() if alias not in self._holder}
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        self._target(name, offset, buffer)
-        self._holder[name].read_into(name, offset, buffer)
+    def _read(self, name: str, offset: int, target: memoryview) -> None:
+        self._holder[name].read_into(name, offset, target)
 
     def refuse_changed(self) -> None:
         for part in self._parts:
@@ -154,31 +145,27 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
     """Opens the shards of an index in order of their names, or raises one error with all that is wrong with them."""
     weight_map = _weight_map(index)
     names = sorted(set(weight_map.values()))
-    outside = [name for name in names if "\\" in name or not is_plain_name(name)]
-    if outside:
+    if outside := [name for name in names if "\\" in name or not is_plain_name(name)]:
         raise InputError(
             f"{index}: shards must be plain names of files beside the index, found "
             f"{some_of(outside, 20, show=repr)}: refused, since they could lead anywhere; correct the index"
         )
-    parts: dict[str, Checkpoint] = {}
+    placed: dict[str, set[str]] = {name: set() for name in names}
+    for tensor, shard in weight_map.items():
+        placed[shard].add(tensor)
+    parts: list[Checkpoint] = []
     problems: list[str] = []
     for name in names:
-        if not (path / name).exists():
-            problems.append(f"shard {name} is missing")
-            continue
         try:
-            parts[name] = open_file(path / name)
+            parts.append(open_file(path / name))
         except InputError as error:
             problems.append(str(error))
-    placed: dict[str, list[str]] = {}
-    for tensor, shard in weight_map.items():
-        placed.setdefault(shard, []).append(tensor)
-    for name, part in parts.items():
-        problems += _disagreements(name, part, weight_map, placed[name])
+        else:
+            problems += _disagreements(name, parts[-1], placed[name])
     if problems:
         shown = some_of(problems, 20, joint="; ")
         raise InputError(f"{index} and its shards do not fit: {shown}. Get the missing or right files again")
-    return list(parts.values())
+    return parts
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -190,14 +177,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _disagreements(shard: str, part: Checkpoint, weight_map: Mapping[str, str], placed: Sequence[str]) -> list[str]:
-    names = {*part.tensors, *part.aliases}
-    absent = [name for name in placed if name not in names]
-    unlisted = [name for name in part.tensors if name not in weight_map]
-    misplaced = [name for name in part.tensors if weight_map.get(name, shard) != shard]
-    groups = (
-        (absent, "should hold by the index but does not"),
-        (unlisted, "holds but the index does not list"),
-        (misplaced, "holds but the index puts elsewhere"),
-    )
-    return [f"{shard} {what}: {some_of(names, 20, show=repr)}" for names, what in groups if names]
+def _disagreements(shard: str, part: Checkpoint, listed: Set[str]) -> Iterator[str]:
+    if absent := sorted(listed - {*part.tensors, *part.aliases}):
+        yield f"{shard} should hold by the index but does not: {some_of(absent, 20, show=repr)}"
+    if unlisted := [name for name in part.tensors if name not in listed]:
+        yield f"{shard} holds but the index puts elsewhere or nowhere: {some_of(unlisted, 20, show=repr)}"

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
@@ -49,42 +48,29 @@ class TorchFile(Checkpoint):
         self._file = PositionedFile(path)
         self._streamed = _is_plain_archive(path) and _tells_offsets()
         state_dict = _state_dict(path, _load(path, "meta" if self._streamed else "cpu"))
-        self._tensors, aliases = _distinct(state_dict)
-        self._refuse_without_data()
+        self._tensors, self.aliases = _distinct(state_dict)
+        if absent := [name for name, tensor in self._tensors.items() if self._streamed and not self._has_data(tensor)]:
+            raise InputError(f"{path}: has no data for {some_of(absent, 20, show=repr)}: save it again")
         views = sum(tensor.nbytes for tensor in self._tensors.values() if not tensor.is_contiguous())
         if views > self._file.size:
             raise InputError(f"{path}: {_AMPLIFIED}")
         self.in_memory = views if self._streamed else self._file.size + views
         self._file.refuse_changed()  # torch opened it by its name
         self._loaded: dict[str, torch.Tensor] = {}
-        self.aliases: Mapping[str, str] = MappingProxyType(aliases)
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {
-                name: TensorInfo(name, dtype_code(tensor.dtype) or "", tuple(tensor.shape))
-                for name, tensor in self._tensors.items()
-            }
-        )
+        self.tensors = {
+            name: TensorInfo(name, dtype_code(tensor.dtype) or "", tuple(tensor.shape))
+            for name, tensor in self._tensors.items()
+        }
 
-    def _refuse_without_data(self) -> None:
-        """Raises an `InputError` for tensors whose values are not in the file."""
-        absent = []
-        for name, tensor in self._tensors.items():
-            if self._streamed and tensor.numel():
-                begin = _begin(tensor)
-                if begin is None or not 0 <= begin <= self._file.size - _span(tensor):
-                    absent.append(name)
-        if absent:
-            raise InputError(f"{self.path}: has no data for {some_of(absent, 20, show=repr)}: save it again")
+    def _has_data(self, tensor: torch.Tensor) -> bool:
+        """Whether the file has all values of a tensor."""
+        begin = _begin(tensor)
+        return not tensor.numel() or (begin is not None and 0 <= begin <= self._file.size - _span(tensor))
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+    def _read(self, name: str, offset: int, target: memoryview) -> None:
         import torch
 
-        target = self._target(name, offset, buffer)
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ValueError(f"{self.path}: the checkpoint is closed")
-        if target.nbytes == 0:
-            return
+        tensor = self._tensors[name]
         if self._streamed and tensor.is_contiguous():
             self._file.read_into((_begin(tensor) or 0) + offset, target)
             return
@@ -112,23 +98,24 @@ class TorchFile(Checkpoint):
 
 def _is_plain_archive(path: Path) -> bool:
     """Returns whether this is a zip archive; refuses a compressed one, and a pickle that asks for memory at will."""
-    amplifies = compressed = False
+    asks, tail = False, b""
     try:
         with open(path, "rb") as file:
-            is_archive, tail = file.read(4) == b"PK\x03\x04", b""
+            is_archive = file.read(4) == b"PK\x03\x04"
             while not is_archive and (block := file.read(_BLOCK)):
-                amplifies, tail = amplifies or _AMPLIFIERS.search(tail + block) is not None, block[-64:]
+                asks, tail = asks or _AMPLIFIERS.search(tail + block) is not None, block[-64:]
         if is_archive:
             with zipfile.ZipFile(path) as archive:
                 items = archive.infolist()
-                compressed = any(item.compress_type != zipfile.ZIP_STORED for item in items)
-                pickles = [item for item in items if item.filename.endswith(".pkl") and not compressed]
-                amplifies = any(_AMPLIFIERS_IN_ARCHIVES.search(archive.read(item)) for item in pickles)
+                if any(item.compress_type != zipfile.ZIP_STORED for item in items):
+                    raise InputError(f"{path}: is compressed, which torch.save never does: save it again with that")
+                pickles = [item for item in items if item.filename.endswith(".pkl")]
+                asks = any(_AMPLIFIERS_IN_ARCHIVES.search(archive.read(item)) for item in pickles)
+    except InputError:
+        raise
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError):
         return True  # torch says what is wrong
-    if compressed:
-        raise InputError(f"{path}: is compressed, which torch.save never does: save it again with that")
-    if amplifies:
+    if asks:
         raise InputError(f"{path}: {_AMPLIFIED}")
     return is_archive
 
@@ -168,49 +155,34 @@ def _load(path: Path, device: str) -> object:
     except Exception as error:  # a damaged pickle can fail in any way
         # torch's own text tells how to run the code after all, so none of it may reach the user.
         code = re.search(r"GLOBAL (\S+)", str(error))
-        if code is not None:
-            raise InputError(
-                f"{path}: holds the Python object {code[1]}, which runs code when it is loaded. It was refused and "
-                "nothing was run: have its author save the tensors alone, as a state dict or better as safetensors"
-            ) from None
-        if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
-            raise InputError(
-                f"{path}: is not a plain torch checkpoint of tensors, or it is damaged. It was refused and nothing was "
-                "run: save the tensors alone, as a state dict or better as safetensors"
-            ) from None
+        if code is None and not isinstance(error, pickle.UnpicklingError) and "TorchScript" not in str(error):
+            reason = shortened((str(error).strip() or type(error).__name__).splitlines()[0], limit=120)
+            raise InputError(f"{path}: is damaged or cut short ({reason}): download or save it again") from None
+        held = "more than tensors, or it is damaged" if code is None else f"the Python object {code[1]}, which is code"
         raise InputError(
-            f"{path}: the torch file is damaged or cut short ({_first_line(error)}): download or save it again"
+            f"{path}: holds {held}. It was refused and nothing was run: have its author save the tensors alone, as a "
+            "state dict or better as safetensors"
         ) from None
-
-
-def _quoted(key: object) -> str:
-    return shortened(repr(key), limit=200)
-
-
-def _first_line(error: Exception) -> str:
-    return shortened((str(error).strip() or type(error).__name__).splitlines()[0], limit=120)
 
 
 def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
     """The one dict of tensors in what was loaded; anything that leaves a choice is refused, not guessed."""
-    import torch
-
     hint = f"expected tensors by name, at top level or under {', '.join(map(repr, WRAPPERS))}"
     if not isinstance(loaded, Mapping):
         raise InputError(f"{path}: holds a {type(loaded).__name__}, {hint}: save model.state_dict()")
-    wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping) and _has_tensors(loaded[key])]
-    loose = [key for key, value in loaded.items() if isinstance(value, torch.Tensor)]
+    wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping) and _tensors_of(loaded[key])]
+    loose = _tensors_of(loaded)
     if not wrappers and not loose:
-        keys = some_of(loaded, 20, show=_quoted) or "nothing"
+        keys = some_of(loaded, 20, show=_shown) or "nothing"
         raise InputError(f"{path}: {hint}, found {keys}: save model.state_dict()")
     if len(wrappers) > 1 or (wrappers and loose):
-        places = [f"under {key!r}" for key in wrappers] + [f"at top level ({_quoted(key)})" for key in loose[:1]]
+        places = [f"under {key!r}" for key in wrappers] + [f"at top level ({_shown(key)})" for key in loose[:1]]
         raise InputError(
             f"{path}: holds tensors {' and '.join(places)}: which are the model's is not for us to guess, "
             "save its state dict alone"
         )
     chosen = loaded[wrappers[0]] if wrappers else loaded
-    faults = [f"{_quoted(key)} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
+    faults = [f"{_shown(key)} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
     if faults:
         raise InputError(
             f"{path}: cannot use {some_of(faults, limit=20)}: save these as plain dense tensors or leave them out"
@@ -218,10 +190,15 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in chosen.items()}
 
 
-def _has_tensors(values: Mapping[Any, Any]) -> bool:
+def _tensors_of(values: Mapping[Any, Any]) -> list[Any]:
+    """Returns the keys whose values are tensors."""
     import torch
 
-    return any(isinstance(value, torch.Tensor) for value in values.values())
+    return [key for key, value in values.items() if isinstance(value, torch.Tensor)]
+
+
+def _shown(key: object) -> str:
+    return shortened(repr(key), limit=200)
 
 
 def _fault(key: object, value: object) -> str | None:
@@ -232,16 +209,10 @@ def _fault(key: object, value: object) -> str | None:
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(value).__name__}, not a tensor"
     assert isinstance(value, torch.Tensor)
-    if len(key) > LONGEST_NAME:
-        return f"its name has {len(key):,} characters"
-    if value.dim() > MOST_DIMENSIONS:
-        return f"it has {value.dim():,} dimensions"
-    if value.is_quantized:
-        return "a quantised tensor"
-    if value.layout != torch.strided or value.is_nested:
-        return "a sparse tensor"
-    if value.is_conj() or value.is_neg():
-        return "a conjugated or negated view"
+    if len(key) > LONGEST_NAME or value.dim() > MOST_DIMENSIONS:
+        return f"its name has {len(key):,} characters, and it has {value.dim():,} dimensions"
+    if value.is_quantized or value.layout != torch.strided or value.is_nested or value.is_conj() or value.is_neg():
+        return "a quantised, sparse, nested, conjugated or negated tensor"
     if dtype_code(value.dtype) is None:
         return f"dtype {value.dtype}, which safetensors has not"
     return None

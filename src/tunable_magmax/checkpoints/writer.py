@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tunable_magmax.checkpoints.companions import is_module_folder
-from tunable_magmax.checkpoints.shards import Shard
+from tunable_magmax.checkpoints.safetensors_file import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
 from tunable_magmax.files import acquire_lock, exchange, is_plain_name, refuse_link, remedy, sync_directory
 
@@ -60,7 +60,7 @@ class Output:
     replace an older output.
 
     >>> import tempfile
-    >>> from tunable_magmax.checkpoints.shards import plan_shards
+    >>> from tunable_magmax.checkpoints.safetensors_file import plan_shards
     >>> from tunable_magmax.checkpoints.tensors import TensorInfo
     >>> [shard] = plan_shards([TensorInfo("w", "U8", (3,))])
     >>> with tempfile.TemporaryDirectory() as folder:

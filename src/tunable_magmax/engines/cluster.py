@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tunable_magmax.checkpoints.shards import Shard
+from tunable_magmax.checkpoints.safetensors_file import Shard
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs

@@ -10,12 +10,11 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.checkpoints.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import companion_notes
-from tunable_magmax.checkpoints.heads import Heads
+from tunable_magmax.checkpoints.heads import Heads, match_heads
 from tunable_magmax.checkpoints.hub import located, pinned
-from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
-from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.sources import factor_bytes

@@ -23,7 +23,7 @@ from tunable_magmax.checkpoints.companions import (
     companion_files,
     prepares_inputs,
 )
-from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.safetensors_file import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.card import base_name, effective_config, model_card

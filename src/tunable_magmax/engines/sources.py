@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tunable_magmax.checkpoints.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.merging.resources import loops_compile
 from tunable_magmax.merging.walker import Source

@@ -10,10 +10,10 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tunable_magmax.checkpoints.lora.adapter import Adapter
+from tunable_magmax.checkpoints.adapter import Adapter
+from tunable_magmax.checkpoints.checkpoint import read_tensor
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
-from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.methods import METHODS, read_options

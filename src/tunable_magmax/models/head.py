@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.safetensors_file import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.data.arrays import Floats, as_numpy, unit_rows
 from tunable_magmax.errors import InputError, closest, some_of

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.checkpoint import read_tensor
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import dtype_code, torch_dtype
-from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tunable_magmax.workflows.options import Out
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.checkpoint import Checkpoint
-    from tunable_magmax.checkpoints.shards import Shard
+    from tunable_magmax.checkpoints.safetensors_file import Shard
     from tunable_magmax.checkpoints.writer import Output
     from tunable_magmax.files import Progress
 
@@ -89,7 +89,7 @@ def convert_checkpoint(
         missing_config_note,
     )
     from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.checkpoints.shards import plan_shards
+    from tunable_magmax.checkpoints.safetensors_file import plan_shards
     from tunable_magmax.checkpoints.source import open_checkpoint
     from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
     from tunable_magmax.checkpoints.writer import Output
@@ -153,7 +153,7 @@ def _write(
     progress: Progress | None,
 ) -> dict[str, str]:
     """Writes the shards, and an index if there are several; `stored` maps new names to the checkpoint's."""
-    from tunable_magmax.checkpoints.shards import INDEX, index_json
+    from tunable_magmax.checkpoints.safetensors_file import INDEX, index_json
 
     total, written = sum(shard.data_size for shard in shards), 0
 

@@ -126,8 +126,8 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     >>> inspection.format, inspection.elements, inspection.dtypes()
     ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
     """
+    from tunable_magmax.checkpoints.adapter import open_stored
     from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.checkpoints.lora.adapter import open_stored
     from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
     from tunable_magmax.engines.log import read_report, report_place
 

@@ -85,7 +85,7 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
 def _files(folder: Path) -> list[str]:
     """Returns the names of a model's files; everything that prevents a push is one `InputError`."""
     from tunable_magmax.checkpoints.companions import CONFIG, REPORT
-    from tunable_magmax.checkpoints.shards import INDEX
+    from tunable_magmax.checkpoints.safetensors_file import INDEX
     from tunable_magmax.checkpoints.source import open_checkpoint
     from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
     from tunable_magmax.workflows.used_head import HEAD_FILES

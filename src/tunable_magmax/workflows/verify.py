@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.log import read_report
 from tunable_magmax.errors import InputError, closest, some_of

@@ -5,19 +5,126 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
 from tunable_magmax.checkpoints.positioned_file import PositionedFile
-from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
+from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, find_renaming
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.files import read_json
 
 Shape: TypeAlias = tuple[int, ...]
+_N = TypeVar("_N", int, float)
+
+_MERGE_FIRST = "merge it into its base with PEFT's merge_and_unload, and give the merged checkpoint as the task"
+
+# -- adapter_config.json ----------------------------------------------------------------------------------------------
+
+# Keys about how training was set up. All others but those of AdapterConfig may change what the weights mean.
+_HARMLESS = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "bias",
+        "ensure_weight_tying",
+        "exclude_modules",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_core",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "target_modules",
+        "task_type",
+        # Of ways to start, which init_lora_weights names:
+        "corda_config",
+        "eva_config",
+        "loftq_config",
+        "lora_ga_config",
+        "runtime_config",
+    ]
+)
+# Starts that leave the base as it is. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take a part out of the base.
+_STARTS: tuple[Any, ...] = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+
+# Patterns without choices and repetitions: no other ones take time that grows faster than the name.
+_PLAIN = re.compile(r"\^?(?:[\w.\-]|\\[.d]){1,1000}\$?")
+_LARGEST = 1e300  # so that no quotient overflows
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Rank and scaling of each adapted module, under the names of adapter_config.json.
+
+    >>> config = AdapterConfig(r=8, lora_alpha=16, alpha_pattern={"q_proj": 4})
+    >>> config.scaling("layers.0.q_proj"), config.scaling("layers.0.v_proj")
+    (0.5, 2.0)
+    """
+
+    __pydantic_config__ = {"strict": True}  # noqa: RUF012 - read by pydantic, not a field
+
+    r: int
+    lora_alpha: float
+    rank_pattern: Mapping[str, int] | None = None
+    alpha_pattern: Mapping[str, float] | None = None
+    use_rslora: bool | None = None
+    fan_in_fan_out: bool | None = None
+
+    def __post_init__(self) -> None:
+        ranks, alphas = self.rank_pattern or {}, self.alpha_pattern or {}
+        if min(self.r, *ranks.values(), self.r) < 1:
+            raise ValueError(f"r and rank_pattern must be greater than 0, found {self.r} and {ranks}")
+        if not all(-_LARGEST <= alpha <= _LARGEST for alpha in (self.lora_alpha, *alphas.values())):
+            raise ValueError(f"lora_alpha and alpha_pattern must be finite, found {self.lora_alpha} and {alphas}")
+        if unusual := [pattern for pattern in (*ranks, *alphas) if _PLAIN.fullmatch(pattern) is None]:
+            raise ValueError(
+                "names in rank_pattern and alpha_pattern may have letters, digits, dots, \\d, ^ and $ only, "
+                f"found {some_of(unusual, show=lambda pattern: repr(shortened(pattern)))}"
+            )
+
+    def rank(self, module: str) -> int:
+        return _matching(self.rank_pattern, module, self.r)
+
+    def scaling(self, module: str) -> float:
+        """Returns the factor of the product B @ A."""
+        rank = self.rank(module)
+        return _matching(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matching(patterns: Mapping[str, _N] | None, module: str, default: _N) -> _N:
+    """Returns the value of the first pattern that is the module's name, or all of it after some dot, as in PEFT."""
+    return next((value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _read_config(path: Path) -> AdapterConfig:
+    """Reads a configuration; everything in it that is not supported is named in one `InputError`."""
+    from tunable_magmax.config import check  # slow to import, and only adapters need it
+
+    if not path.exists():
+        raise InputError(f"{path} is missing, and without it the scaling is not known: put it back")
+    content = read_json(path)
+    read = {field.name for field in fields(AdapterConfig)}
+    # What is null, false or empty is not asked for, also where we do not know what it is.
+    refused = {key: value for key, value in content.items() if value and key not in read | _HARMLESS}
+    if content.get("peft_type") != "LORA":
+        refused["peft_type"] = content.get("peft_type")
+    if content.get("init_lora_weights") not in _STARTS:
+        refused["init_lora_weights"] = content["init_lora_weights"]
+    if refused:
+        shown = "; ".join(f"{key} is {shortened(repr(value))}" for key, value in refused.items())
+        raise InputError(f"{path}: {shown}: this may change what the weights mean. Not supported: {_MERGE_FIRST}")
+    return check(AdapterConfig, {key: value for key, value in content.items() if key in read}, str(path))
+
+
+# -- the adapter ------------------------------------------------------------------------------------------------------
 
 _PREFIX = "base_model.model."
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
@@ -66,19 +173,19 @@ class Adapter(Opened):
     """
 
     def __init__(self, path: Path, base: Signature) -> None:
-        config = read_adapter_config(path / CONFIG_NAME)
+        config = _read_config(path / ADAPTER_CONFIG)
         self.path = path
-        self._config = PositionedFile(path / CONFIG_NAME)
+        self._config = PositionedFile(path / ADAPTER_CONFIG)
         self.stored = open_stored(path)
-        self.files = (*self.stored.files, path / CONFIG_NAME)
+        self.files = (*self.stored.files, path / ADAPTER_CONFIG)
         contents = sort_names([*self.stored.tensors, *self.stored.aliases])
         _refuse(path, contents.problems)
         names = [f"{module}.weight" for module in contents.pairs] or list(contents.whole)
         self.renaming = find_renaming(names, base)
-        self.parts: Mapping[str, Part] = MappingProxyType(self._matched(contents, config, base))
+        self.parts: Mapping[str, Part] = self._matched(contents, config, base)
         tensors = dict(base.tensors)
         tensors |= {name: _info(name, part, base) for name, part in self.parts.items()}
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.tensors: Mapping[str, TensorInfo] = tensors
         self.aliases = base.aliases
 
     def _matched(self, contents: Contents, config: AdapterConfig, base: Signature) -> dict[str, Part]:
@@ -145,13 +252,6 @@ class Adapter(Opened):
         whole = sum(part.whole is not None for part in self.parts.values())
         return f"LoRA adapter ({shown}; {len(self.products)} tensors by factors, {whole} whole)"
 
-    def stored_bytes(self, name: str) -> int:
-        part = self.parts.get(name)
-        if part is None:
-            return 0
-        factors = (part.product.a, part.product.b) if part.product is not None else ()
-        return sum(info.nbytes for info in (part.whole, *factors) if info is not None)
-
     def refuse_changed(self) -> None:
         self.stored.refuse_changed()
         self._config.refuse_changed()
@@ -190,7 +290,7 @@ def open_stored(path: Path) -> Checkpoint:
         if (path / name).exists():
             return open_file(path / name)
     raise InputError(
-        f"{path} has {CONFIG_NAME} but no {' or '.join(ADAPTER_WEIGHTS)}: get the adapter's weights as well"
+        f"{path} has {ADAPTER_CONFIG} but no {' or '.join(ADAPTER_WEIGHTS)}: get the adapter's weights as well"
     )
 
 
@@ -215,7 +315,7 @@ def _mismatches(module: str, a: TensorInfo, b: TensorInfo, config: AdapterConfig
     if not a.shape[0] == b.shape[1] == config.rank(module):
         yield (
             f"{module!r} has ranks {a.shape[0]} (A) and {b.shape[1]} (B), and {config.rank(module)} by "
-            f"{CONFIG_NAME} (r, rank_pattern): all must be equal"
+            f"{ADAPTER_CONFIG} (r, rank_pattern): all must be equal"
         )
 
 
@@ -236,7 +336,7 @@ _UNCLEAR = "the base has layers of both directions, [out, in] and [in, out], so 
 
 def _refuse(path: Path, problems: Sequence[str]) -> None:
     if problems:
-        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be fixed, {MERGE_FIRST}")
+        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be fixed, {_MERGE_FIRST}")
 
 
 # -- names in an adapter's file ---------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def alpha_records(seed: int, setting: str = SETTING, scale: float | str = 0.5) -
 
 
 def samples_record(seed: int, row: str, setting: str = SETTING) -> SamplesRecord:
-    points = [SamplesPoint(size=size, accuracy=0.75 - 1 / (4 * size), environments=25) for size in (5, 10, 20)]
+    points = [SamplesPoint(size=size, accuracy=0.75 - 1 / (4 * size)) for size in (5, 10, 20)]
     return SamplesRecord(setting=setting, seed=seed, row=row, points=tuple(points))
 
 

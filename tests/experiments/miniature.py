@@ -14,6 +14,7 @@ ROWS = [
     *("tsv:auto@1+fit+prior", "tunable:label@matched,compare=active", "tunable:auto@1+fit+prior"),
     *(f"tunable:{source}@0.5" for source in ("label", "auto", "ot", "ot-raw", "cosine", "mmd", "search")),
     *("joint", "joint+prior:auto", "joint+fit+prior:auto", "logistic:auto+prior"),
+    *("tailor:auto,samples=1", "tailor:auto,samples=2"),
 ]
 
 
@@ -30,7 +31,6 @@ def written(root: Path, kind: str = "vit", more: dict | None = None, **changed) 
         "grid": [0.5, 1.0],
         "search": {"trials": 3, "variants": [42]},
         "alphas": [0.5, 2.0],
-        "meta_sizes": [1, 2],
         "rows": ROWS,
         **changed,
     }

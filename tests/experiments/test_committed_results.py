@@ -9,6 +9,7 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
+from tunable_magmax.experiments.environments import VARIANTS
 from tunable_magmax.experiments.reproduce import missing_jobs
 from tunable_magmax.experiments.results import Score, load_results, paired, write_summary
 from tunable_magmax.experiments.tables import Cell, overall_tables, setting_tables
@@ -76,10 +77,10 @@ def test_the_committed_reports_hold_the_tables_that_the_records_give() -> None:
 def test_records_are_not_taken_for_those_of_other_settings() -> None:
     config, place = "minilm/clinc150-15", RESULTS / "minilm" / "clinc150-15"
     rows = "rows=[magmax@best, 'tunable:label@0.5']"
-    there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", rows, "environments.levels=[]", "meta_sizes=[]"]
+    there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", rows, "environments.levels=[]"]
     assert missing_jobs(read_experiment(config, there), place) == []
     levels = missing_jobs(read_experiment(config, [*there, "environments.levels=[5]"]), place)
-    assert {(job.kind, job.name) for job in levels} == {("row", "magmax@best"), ("row", "tunable:label@0.5")}
+    assert {(job.kind, job.name) for job in levels} == {("environment", f"M5/{draw}") for draw in VARIANTS}
     with pytest.raises(InputError, match=r"train\.lr is 1\.0, there 0\.0001"):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

@@ -31,7 +31,6 @@ def test_the_papers_environments():
         assert len(one.meta) + len(one.rest) == 500
         assert not set(one.meta) & set(one.rest)
         assert len(set(one.tasks)) == len(one.ratio)
-        assert one.short == (0,) * len(one.ratio)
         for t, share in zip(one.tasks, one.ratio, strict=True):
             of_task = [p for p in (*one.meta, *one.rest) if p // 500 == t]
             meta = [p for p in one.meta if p // 500 == t]
@@ -49,7 +48,6 @@ def test_variants_differ_and_one_seed_gives_one_environment():
 def test_without_a_size_every_ratio_is_satisfied():
     found = draw_environments(benchmark(50, 90), EnvironmentOptions(size="supply"))
     assert {len(one.meta) + len(one.rest) for one in found} == {112}  # 90 / 0.8
-    assert all(short == 0 for one in found for short in one.short)
     with_levels = draw_environments(benchmark(50, 90), EnvironmentOptions(levels=(1, "all"), size="supply"))
     assert [one for one in with_levels if one.mixture.startswith("D")] == found
     assert {one.mixture: len(one.meta) + len(one.rest) for one in with_levels[-6:]} == {"M1": 90, "M50": 112}
@@ -59,7 +57,6 @@ def test_without_a_size_every_ratio_is_satisfied():
 
 def test_a_short_supply_is_told():
     found = draw_environments(benchmark(5, 90), EnvironmentOptions({"D2": (0.8, 0.2)}, variants=(42,), size=200))[0]
-    assert found.short == (70, 0)
     assert len(found.meta) + len(found.rest) == 130
 
 

@@ -15,7 +15,7 @@ from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import draw_environments
 from tunable_magmax.experiments.records import read_records
 from tunable_magmax.experiments.reproduce import reproduce
-from tunable_magmax.experiments.sequence_bench import SequenceBench
+from tunable_magmax.experiments.sequence_bench import EnvironmentBench, SequenceBench
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import PreferOptions, prefer
@@ -31,7 +31,7 @@ ROWS = ["tailor:auto", "tailor:both", "tailor:auto+prior", "zero-shot+fit+prior:
 def own_heads(tmp_path_factory):
     """Tasks with classifiers of their own."""
     root = tmp_path_factory.mktemp("own")
-    builtin = {"rows": [*ROWS, "joint+fit+prior:auto", "logistic:auto+prior"], "alphas": [], "meta_sizes": []}
+    builtin = {"rows": [*ROWS, "joint+fit+prior:auto", "logistic:auto+prior"], "alphas": []}
     experiment = read_experiment(written(root, "bert", {"head": {"source": "builtin"}}, **builtin))
     return root, experiment, reproduce(experiment, root / "results", root / "work", "cpu")
 
@@ -63,7 +63,9 @@ def test_a_row_is_what_the_command_writes(made, request, tmp_path):
     [row] = [record for record in records if record.kind == "row" and record.row == "tailor:auto"]
     with SequenceBench(place, benchmark, environments, seed=config.seed, device="cpu") as bench:
         for k, environment in enumerate(environments):
-            own, score = bench.tailored("auto", environment, "fitted"), row.environments[k]
+            with EnvironmentBench(bench, environment) as place_bench:
+                own = place_bench.tailored("auto", "fitted")
+            score = row.environments[k]
             inputs = as_files(benchmark.test.subset(environment.meta), tmp_path / f"inputs-{k}")
             found = prefer(place, PreferOptions(sources=SiteSources(inputs=inputs), seed=config.seed, reading=CPU))
             np.testing.assert_allclose(found.weights, own.preference.weights, atol=1e-6)

@@ -8,16 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.invented import alpha_records, row_record, sequence_record, whole_experiment
+from experiments.invented import alpha_records, row_record, scale_record, sequence_record, whole_experiment
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.experiments.records import Record, append_record, find_records, read_records
+from tunable_magmax.experiments.records import Record, append_records, find_records, read_records
 from tunable_magmax.experiments.results import load_results
 
 
 def write(path: Path, records: list[Record]) -> Path:
-    for record in records:
-        append_record(path, record)
+    append_records(path, records)
     return path
 
 
@@ -27,10 +26,11 @@ def test_every_kind_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert len({record.key for record in records}) == len(records)
 
 
-def test_of_one_key_the_last_counts(tmp_path: Path) -> None:
-    first, other = row_record("magmax@best", 3), row_record("magmax@best", 4)
-    again = row_record("magmax@best", 3, variants=[42])
-    assert read_records(write(tmp_path / "records.jsonl", [first, other, again])) == [again, other]
+def test_of_one_key_the_last_counts_and_environments_are_put_together(tmp_path: Path) -> None:
+    first, other = row_record("magmax@best", 3, variants=[42]), scale_record(3)
+    more, again = row_record("magmax@best", 3, variants=[123]), scale_record(3, best=1.0)
+    both = replace(first, environments=first.environments + more.environments)
+    assert read_records(write(tmp_path / "records.jsonl", [first, other, more, again])) == [both, again]
 
 
 def test_killed_anywhere_in_a_line_and_started_again_the_records_are_the_same(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_killed_anywhere_in_a_line_and_started_again_the_records_are_the_same(tm
         file = tmp_path / "records.jsonl"
         file.write_bytes(whole[:cut])
         assert read_records(file) == ([first, second] if cut == len(whole) - 1 else [first])
-        append_record(file, second)
+        append_records(file, [second])
         assert read_records(file) == [first, second]
 
 
@@ -70,7 +70,7 @@ def test_places_that_do_not_work_are_told(tmp_path: Path) -> None:
         load_results(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
-        append_record(tmp_path / "file" / "records.jsonl", sequence_record(3))
+        append_records(tmp_path / "file" / "records.jsonl", [sequence_record(3)])
 
 
 def test_other_environments_of_a_row_are_put_together_and_doubles_come_from_the_later_place(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from experiments.invented import (
 )
 
 from tunable_magmax.experiments.figures import setting_drawings
-from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, append_record
+from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, append_records
 from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import paired, write_summary
 from tunable_magmax.experiments.tables import (
@@ -200,8 +200,7 @@ def test_headlines_say_who_leads() -> None:
 
 
 def test_the_summary_has_the_means_over_seeds(tmp_path: Path) -> None:
-    for record in RECORDS:
-        append_record(tmp_path / "one" / "records.jsonl", record)
+    append_records(tmp_path / "one" / "records.jsonl", RECORDS)
     summary = json.loads(write_summary(tmp_path).read_text())
     assert (summary.pop("chosen"), summary.pop("recommended")) == ("matched", "tailor:auto")
     assert set(summary) == {SETTING}

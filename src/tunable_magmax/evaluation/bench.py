@@ -53,13 +53,14 @@ LABELLED_COUNT = 3.0
 class BenchData:
     """Decoded samples: `labels` [n] are indices into the bench's classes, `tasks` [n] the samples' tasks; -1: unknown.
 
-    `name` is what their features are kept under.
+    `name` is what their features are kept under. `part_of`: the samples that these are some of, and their rows there.
     """
 
     name: str
     prepared: Prepared
     labels: Ints
     tasks: Ints
+    part_of: tuple[BenchData, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.prepared)
@@ -67,7 +68,8 @@ class BenchData:
     def take(self, rows: Sequence[int] | Ints, name: str) -> BenchData:
         """Returns some of the samples under another name."""
         index = np.asarray(rows, dtype=np.int64)
-        return BenchData(name, self.prepared.subset(index.tolist()), self.labels[index], self.tasks[index])
+        part = self.prepared.subset(index.tolist())
+        return BenchData(name, part, self.labels[index], self.tasks[index], (self, index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +215,14 @@ class Bench:
     ) -> NDArray[np.float32]:
         """Returns what a model makes of samples, [n, dim], before any head; kept in memory.
 
-        `check` is called now and then, and may raise to stop it.
+        A model that is the same for every site embeds all samples at once, of which these may be a part. `check` is
+        called now and then, and may raise to stop it.
         """
+        if data.part_of is not None:
+            whole, rows = data.part_of
+            everywhere = spec.weights is None and spec.checkpoint in (None, 0, len(self.run.tasks))
+            if everywhere or self.keeps(spec, whole):
+                return self.features(spec, whole, check)[rows]
         key = (spec, data.name)
         with self._lock:
             if key not in self._features:
@@ -232,7 +240,7 @@ class Bench:
 
     def keeps(self, spec: MergeSpec, data: BenchData) -> bool:
         """Whether a model's features are in memory."""
-        return (spec, data.name) in self._features
+        return (spec, data.name) in self._features or (data.part_of is not None and self.keeps(spec, data.part_of[0]))
 
     def report(self, spec: MergeSpec) -> MergeReport:
         """Returns the report of a merge, which is made if it was not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -46,8 +47,7 @@ class Experiment:
     `setting`: what its records are called, such as minilm/clinc150-15. `run`: what is trained, as in run.yaml. `rows`:
     by name. `grid`: the scales that rows at their best scale choose among. `joint_steps`: of the model that is trained
     on all tasks together, by default as many as the sequence has. `alphas`: of the figure of first against last task.
-    `meta_sizes`: numbers of known samples that tailored rows are tried with. `root`: where relative paths count from,
-    by default the file's folder.
+    `root`: where relative paths count from, by default the file's folder.
     """
 
     __pydantic_config__ = STRICT
@@ -63,13 +63,19 @@ class Experiment:
     search: SearchOptions = field(default_factory=SearchOptions)
     joint_steps: Count | None = None
     alphas: tuple[NotNegative, ...] = ()
-    meta_sizes: tuple[Count, ...] = ()
     root: str = ""
 
     @property
     def planned(self) -> list[Row]:
-        """All rows of its tables."""
-        return [Row.parse(name) for name in dict.fromkeys(self.rows)]
+        """All rows of its tables that can be measured: some need scikit-learn."""
+        rows = [Row.parse(name) for name in dict.fromkeys(self.rows)]
+        return [row for row in rows if row.base != "logistic" or find_spec("sklearn") is not None]
+
+    def measures(self, row: Row, environment: str) -> bool:
+        """Whether a row is measured in an environment: a search in some draws, fewer samples in mixing ratios only."""
+        mixture, _, variant = environment.rpartition("/")
+        in_draw = row.preference != "search" or int(variant) in self.search.variants
+        return in_draw and (row.samples is None or mixture in self.environments.ratios)
 
     @property
     def tasks(self) -> int:

@@ -92,8 +92,7 @@ class EnvironmentOptions:
 class Environment:
     """One site. `tasks`: indices from 0, with their wanted `ratio`.
 
-    `meta`: positions of the test samples that are known of it, `rest`: of those that models are scored on. `short`: how
-    many samples each task lacked to satisfy the ratio.
+    `meta`: positions of the test samples that are known of it, `rest`: of those that models are scored on.
     """
 
     mixture: str
@@ -102,7 +101,6 @@ class Environment:
     ratio: tuple[float, ...]
     meta: tuple[int, ...]
     rest: tuple[int, ...]
-    short: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -151,17 +149,15 @@ def _drawn(
     chosen = shuffled(len(benchmark.tasks), derived_seed(variant, mixture, "tasks"))[: len(ratio)]
     meta: list[int] = []
     rest: list[int] = []
-    short: list[int] = []
     for t, wanted in zip(chosen, _counts(ratio, size), strict=True):
         supply = benchmark.tasks[t].test
         samples = [supply[k] for k in shuffled(len(supply), derived_seed(variant, mixture, "samples", t))[:wanted]]
         cut = max(1, round(share * len(samples)))
         meta += samples[:cut]
         rest += samples[cut:]
-        short.append(wanted - len(samples))
     if not rest:
         raise InputError(f"environment {mixture}/{variant} has {len(meta)} samples: none is left to evaluate on")
-    return Environment(mixture, variant, tuple(chosen), ratio, tuple(sorted(meta)), tuple(sorted(rest)), tuple(short))
+    return Environment(mixture, variant, tuple(chosen), ratio, tuple(sorted(meta)), tuple(sorted(rest)))
 
 
 def _counts(ratio: Sequence[float], size: int) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tunable_magmax.experiments.records import SamplesRecord
 from tunable_magmax.experiments.results import Mean, Results, averaged, mean_over_seeds, mixture_parts, paired
-from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, recommended_row, row_order, row_parts
+from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, SAMPLES, Row, recommended_row, row_order, row_parts
 from tunable_magmax.experiments.tables import slug
 from tunable_magmax.plots.experiment import (
     Curve,
@@ -41,7 +43,9 @@ def leads_drawing(results: Results, setting: str) -> Drawing | None:
     """Draws what the recommended row has over every other one, with intervals."""
     by_row = results.main_rows(setting)
     own = recommended_row(by_row)
-    shown = [row for row in by_row if row != own and row_parts(row)[2] in ("", "1", "best")]
+    shown = [
+        row for row in by_row if row != own and row_parts(row)[2] in ("", "1", "best") and f",{SAMPLES}=" not in row
+    ]
     found = {row: paired(by_row.get(own, ()), by_row[row]) for row in shown}
     leads = {row: lead for row, lead in found.items() if lead is not None}
     if not leads:
@@ -99,11 +103,18 @@ def sweep_drawing(results: Results, setting: str) -> Drawing | None:
 
 def samples_drawing(results: Results, setting: str) -> Drawing | None:
     """Draws accuracy against the number of samples that are known of the environment."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for record in results.samples(setting):
-        found.setdefault(record.row, []).extend((float(point.size), point.accuracy) for point in record.points)
-    curves = {row: _means(values) for row, values in found.items() if values}
+    old = [each for each in results.records if isinstance(each, SamplesRecord) and each.setting == setting]
+    curves: dict[str, dict[float, Mean]] = {}
+    for row in dict.fromkeys(record.row for record in old):
+        points = [point for record in old if record.row == row for point in record.points]
+        curves[row] = _means([(float(point.size), point.accuracy) for point in points])
+    for name, scores in results.main_rows(setting).items():
+        if f",{SAMPLES}=" in name and (mean := averaged(scores)) is not None:
+            row = Row.parse(name)
+            whole = replace(row, options=row.merge_options).name
+            curves.setdefault(whole, {})[float(row.samples or 0)] = mean
     title = f"{setting}: accuracy against the number of known samples"
+    curves = {row: dict(sorted(points.items())) for row, points in curves.items()}
     return _lines(f"samples-{slug(setting)}", title, curves, "known samples of the environment")
 
 

@@ -1,11 +1,11 @@
-"""An experiment's records: one line of JSON for each finished job, which a killed run leaves readable."""
+"""An experiment's records: lines of JSON, written when a job is done, which a killed run leaves readable."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -28,7 +28,7 @@ class EnvironmentScore:
     `error`: half the L1 distance of the weights to the true mixture, `expected_error` what was expected of it.
     `weights`: those above 0 by task, from 1. `chosen`: the source of the preference, or the model that was chosen.
     `expected`: the accuracy that was expected, with its interval, of the tailored model, the base and the last
-    checkpoint. `leftovers`: the share of elements that were given by key alone.
+    checkpoint. `leftovers`: the share of elements that were given by key alone. `known`: samples that were known.
     """
 
     __pydantic_config__ = _CONFIG
@@ -36,6 +36,7 @@ class EnvironmentScore:
     mixture: str
     right: Annotated[int, Field(ge=0)]
     samples: Annotated[int, Field(ge=1)]
+    known: int | None = None
     error: float | None = None
     expected_error: float | None = None
     weights: Mapping[str, float] | None = None
@@ -99,7 +100,7 @@ class ScaleRecord(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RowRecord(_Record):
-    """What a row got in every environment."""
+    """What a row got in some environments; several records of one row are put together when they are read."""
 
     kind: Literal["row"] = "row"
     row: str
@@ -108,6 +109,11 @@ class RowRecord(_Record):
     @property
     def name(self) -> str:
         return self.row
+
+    def __add__(self, later: RowRecord) -> RowRecord:
+        """Returns both together; an environment of both is the later one's."""
+        both = {each.name: each for each in (*self.environments, *later.environments)}
+        return replace(self, environments=tuple(both.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,17 +142,16 @@ class AlphaRecord(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesPoint:
-    """Mean accuracy over so many environments, whose preference had `size` samples."""
+    """Mean accuracy with `size` known samples."""
 
     __pydantic_config__ = _CONFIG
     size: int
     accuracy: Share
-    environments: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesRecord(_Record):
-    """Accuracy against the number of the site's samples."""
+    """Accuracy against the number of known samples, as version 0.2.0 recorded it; now rows say `samples=`."""
 
     kind: Literal["meta-size"] = "meta-size"
     row: str
@@ -170,28 +175,36 @@ def read_records(path: str | Path) -> list[Record]:
         *lines, tail = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path}: no records of an experiment can be read there ({error.strerror})") from None
-    kept: dict[Key, Record] = {}
+    found: list[Record] = []
     problems = []
     for number, line in enumerate([*lines, *([tail] if _is_json(tail) else [])], 1):
         if not line.strip():
             continue
         try:
-            record = _RECORD.validate_json(line)
+            found.append(_RECORD.validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             problems.append(f"line {number}: {f'{place}: ' if place else ''}{first['msg']}")
-        else:
-            kept[record.key] = record
     if problems:
         raise InputError(f"{path}:\n{bulleted(problems)}\nRemove these lines; what they recorded is measured again")
+    return joined(found)
+
+
+def joined(records: Sequence[Record]) -> list[Record]:
+    """Returns one record for each key: all environments of a row together, of others the last."""
+    kept: dict[Key, Record] = {}
+    for record in records:
+        before = kept.get(record.key)
+        both = isinstance(before, RowRecord) and isinstance(record, RowRecord)
+        kept[record.key] = before + record if both else record  # type: ignore[operator]
     return list(kept.values())
 
 
-def append_record(path: str | Path, record: Record) -> None:
-    """Adds a record in one write. What a killed run left of its last line is removed first."""
+def append_records(path: str | Path, records: Sequence[Record]) -> None:
+    """Adds records in one write. What a killed run left of its last line is removed first."""
     path = Path(path)
-    line = _RECORD.dump_json(record, by_alias=True) + b"\n"
+    lines = b"".join(_RECORD.dump_json(record, by_alias=True) + b"\n" for record in records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b", buffering=0) as file:
@@ -199,10 +212,10 @@ def append_record(path: str | Path, record: Record) -> None:
             content = file.read()
             tail = content[content.rfind(b"\n") + 1 :]
             if tail and _is_json(tail):
-                line = b"\n" + line
+                lines = b"\n" + lines
             elif tail:
                 file.truncate(len(content) - len(tail))
-            if file.write(line) < len(line):
+            if file.write(lines) < len(lines):
                 raise OSError("the disk is full")
             os.fsync(file.fileno())
     except OSError as error:

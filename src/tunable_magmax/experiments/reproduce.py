@@ -15,10 +15,10 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE, FileOrder
 from tunable_magmax.errors import InputError, bulleted
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.records import RECORDS, Record, RowRecord, SequenceRecord, append_record, read_records
+from tunable_magmax.experiments.records import RECORDS, Record, SequenceRecord, append_records, read_records
 from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import load_results, write_summary
-from tunable_magmax.experiments.seed_jobs import Job, plan_jobs, row_environments, seed_records
+from tunable_magmax.experiments.seed_jobs import Job, jobs_to_do, plan_jobs, seed_records
 from tunable_magmax.files import Progress
 from tunable_magmax.models.pretrained import fetch_note
 from tunable_magmax.runs.run import BASE
@@ -40,7 +40,7 @@ def reproduce(
     """Does what is missing of an experiment, writes the reports, and returns the written files.
 
     Records go to `out`, in a folder that is named after the setting, checkpoints and profiles to `work`. Killed and
-    called again, it continues: training with the next task, everything else with the next record.
+    called again, it continues: training with the next task, measuring with the next environment.
     """
     plan = plan_experiment(experiment, out, work)
     if plan.missing:
@@ -50,8 +50,8 @@ def reproduce(
         jobs = [job for job in plan.to_do if job.seed == seed]
         known = [record for record in (read_records(file) if file.exists() else []) if record.seed == seed]
         place = work.absolute() / experiment.setting / f"seed-{seed}"
-        for record in seed_records(experiment, jobs, known, place, device, progress, watch) if jobs else ():
-            append_record(file, record)
+        for records in seed_records(experiment, jobs, known, place, device, progress, watch) if jobs else ():
+            append_records(file, records)
             done += 1
             if progress is not None:
                 progress("measuring", done, len(plan.to_do))
@@ -104,27 +104,18 @@ def plan_experiment(experiment: Experiment, out: Path, work: Path) -> Experiment
             missing += _missing_weights(config)
             note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
             notes += [f"{note}; give another one with --set run.model=PATH"] if note else []
+    left_out = len(dict.fromkeys(experiment.rows)) - len(experiment.planned)
+    notes += [f"{left_out} rows are left out: logistic needs scikit-learn"] if left_out else []
     kinds = Counter(job.kind for job in jobs)
     return ExperimentPlan(experiment, kinds, tuple(to_do), tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
 
 
 def missing_jobs(experiment: Experiment, folder: Path) -> list[Job]:
-    """Returns the jobs without a record; a row needs one that holds all its environments.
-
-    Records of another training are an `InputError`.
-    """
+    """Returns the jobs without a record in a folder. Records of another training are an `InputError`."""
     file = folder / RECORDS
     records = read_records(file) if file.exists() else []
     _refuse_other_settings(experiment, records, file)
-    known = {record.key: record for record in records}
-
-    def is_done(job: Job) -> bool:
-        record = known.get((experiment.setting, job.kind, job.seed, job.name))
-        if not isinstance(record, RowRecord) or job.row is None:
-            return record is not None
-        return row_environments(experiment, job.row) <= {each.name for each in record.environments}
-
-    return [job for job in plan_jobs(experiment) if not is_done(job)]
+    return jobs_to_do(experiment, records)
 
 
 def _refuse_other_settings(experiment: Experiment, records: Sequence[Record], file: Path) -> None:

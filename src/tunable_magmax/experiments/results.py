@@ -18,12 +18,11 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.records import (
     AlphaRecord,
     EnvironmentScore,
-    Key,
     Record,
     RowRecord,
-    SamplesRecord,
     SequenceRecord,
     find_records,
+    joined,
     read_records,
 )
 from tunable_magmax.experiments.rows import CHOSEN, recommended_row, row_order
@@ -61,19 +60,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that was recorded. Several records may hold one row in other environments: they are put together."""
+    """Everything that was recorded, one record for each key."""
 
     records: tuple[Record, ...]
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """The scores of all rows; what was scored twice is taken from the later record."""
-        found = {}
-        for record in self.records:
-            if isinstance(record, RowRecord):
-                for each in record.environments:
-                    found[*record.key, each.name] = Score(record.setting, record.seed, record.row, each)
-        return tuple(found.values())
+        """The scores of all rows."""
+        rows = [record for record in self.records if isinstance(record, RowRecord)]
+        return tuple(Score(row.setting, row.seed, row.row, each) for row in rows for each in row.environments)
 
     @property
     def settings(self) -> list[str]:
@@ -85,9 +80,6 @@ class Results:
 
     def alphas(self, setting: str) -> list[AlphaRecord]:
         return [each for each in self.records if isinstance(each, AlphaRecord) and each.setting == setting]
-
-    def samples(self, setting: str) -> list[SamplesRecord]:
-        return [each for each in self.records if isinstance(each, SamplesRecord) and each.setting == setting]
 
     def rows(self, setting: str, family: str | None = None) -> dict[str, list[Score]]:
         """Returns the scores of a setting by row, in the order of the tables; perhaps in mixtures of one family."""
@@ -112,12 +104,7 @@ def load_results(places: str | Path | Sequence[str | Path]) -> Results:
         raise InputError(
             f"no records.jsonl under {', '.join(str(place) for place in folders)}: run the experiment first"
         )
-    kept: dict[tuple[Key, tuple[str, ...]], Record] = {}
-    for file in files:
-        for record in read_records(file):
-            names = tuple(each.name for each in record.environments) if isinstance(record, RowRecord) else ()
-            kept[record.key, names] = record
-    return Results(tuple(kept.values()))
+    return Results(tuple(joined([record for file in files for record in read_records(file)])))
 
 
 def partial_rows(by_row: dict[str, list[Score]]) -> set[str]:

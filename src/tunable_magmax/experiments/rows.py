@@ -27,8 +27,8 @@ METHODS = {
     "tsv": "tsv",
 }
 """Merges, by the name they have in tables."""
-OPTIONS = ("scope", "compare")
-"""Options of Tunable MAGMAX that a row may change."""
+SAMPLES = "samples"
+"""The option of rows that know fewer samples of the environment."""
 RECOMMENDED, BY_RULE = "tailor:auto", "tailor:auto+prior"
 """What `tmx tailor` makes by default from unlabelled inputs, with the head fitted to it and with the old one."""
 CHOSEN = "matched"
@@ -83,6 +83,16 @@ class Row:
         """The merge method; None of what is no merge, or is chosen."""
         return METHODS.get(self.base)
 
+    @property
+    def samples(self) -> int | None:
+        """How many samples of the environment it knows; None: all that are known."""
+        return int(self.options[SAMPLES]) if SAMPLES in self.options else None
+
+    @property
+    def merge_options(self) -> dict[str, str]:
+        """The further options of its merge."""
+        return {key: value for key, value in self.options.items() if key != SAMPLES}
+
     @classmethod
     def parse(cls, name: str) -> Row:
         """Returns the row of a name; what a name says that its row cannot do is an `InputError`."""
@@ -102,7 +112,7 @@ class Row:
         row = cls(base, preference, scale, options, head, site)
         for problem in row._problems(bool(found["fit"]), bool(found["prior"])):
             raise InputError(f"{name!r}: {problem}")
-        return cls(base, preference, _scale(scale), options, head, site)
+        return cls(base, preference, scale if scale in (None, "matched", "best") else float(scale), options, head, site)
 
     def _problems(self, fit: bool, prior: bool) -> Iterator[str]:
         needs, scaled = _SHAPES[self.base]
@@ -120,9 +130,12 @@ class Row:
             yield "the best scale is searched on training data, without a preference"
         if isinstance(scale, str) and re.fullmatch(r"matched|best|[0-9]+(\.[0-9]+)?", scale) is None:
             yield f"the scale {scale!r} is none; give matched, best or a number"
+        allowed = [*(["scope", "compare"] if base == "tunable" else []), *([SAMPLES] if preference is not None else [])]
         for option in self.options:
-            if base != "tunable" or option not in OPTIONS:
-                yield f"{base} has no option {option!r}{closest(option, OPTIONS)}"
+            if option not in allowed:
+                yield f"{base} has no option {option!r}{closest(option, allowed)}"
+        if not self.options.get(SAMPLES, "1").isdecimal() or self.samples == 0:
+            yield f"samples is {self.options[SAMPLES]!r}, expected a whole number of at least 1"
         if fit and not prior:
             yield "a head is fitted for a site: end the name with +fit+prior:auto"
         if prior and self.site is None:
@@ -131,15 +144,6 @@ class Row:
             yield f"{base} has the class shares of its own preference; {base}:auto+prior is such a row"
         if "both" in (preference, self.site) and base != "tailor":
             yield "inputs with their labels are for tailor:both"
-
-    @property
-    def tailored(self) -> bool:
-        """Whether each environment gets a model of its own."""
-        return self.preference is not None or self.base == "single-best"
-
-
-def _scale(text: str | None) -> Scale | None:
-    return text if text in (None, "matched", "best") else float(str(text))
 
 
 # -- names in reports -------------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""The jobs of one seed: trains its sequence, and makes a record of everything that is to be measured."""
+"""The jobs of one seed: trains its sequence, and makes records of everything that is to be measured.
+
+Environments are done one after the other, each with all of its rows, so that rows share merges, embeddings and heads,
+and a stopped experiment loses one environment at most.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,9 @@ import hashlib
 import json
 import os
 import platform
-import warnings
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +22,18 @@ from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.evaluation.choosing import title_of
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.environments import Environment, draw_environments
+from tunable_magmax.experiments.environments import draw_environments
 from tunable_magmax.experiments.records import (
     AlphaPoint,
     AlphaRecord,
     EnvironmentScore,
     Record,
     RowRecord,
-    SamplesPoint,
-    SamplesRecord,
     ScaleRecord,
     SequenceRecord,
 )
 from tunable_magmax.experiments.rows import METHODS, Row
-from tunable_magmax.experiments.sequence_bench import SequenceBench
+from tunable_magmax.experiments.sequence_bench import EnvironmentBench, SequenceBench
 from tunable_magmax.files import Progress
 from tunable_magmax.models.head import Linear
 from tunable_magmax.preference.preference import Preference
@@ -43,26 +44,51 @@ from tunable_magmax.training.sequence import train_sequence
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to measure for one seed. Kind, seed and name are in the key of the record that it leaves."""
+    """One thing to do for one seed, which leaves a record, or of an environment a record for each of its `rows`."""
 
     kind: str
     seed: int
     name: str
-    row: Row | None = None
+    rows: tuple[Row, ...] = ()
 
 
 def plan_jobs(experiment: Experiment) -> list[Job]:
-    """Returns all jobs of an experiment, seed by seed, in the order in which they are done."""
-    rows, jobs = experiment.planned, []
+    """Returns all jobs of an experiment, seed by seed, in the order in which they are done.
+
+    Rows with fewer samples come last in each environment, since its samples have the same names on the bench.
+    """
+    rows, jobs = sorted(experiment.planned, key=lambda row: row.samples is not None), []
     for seed in experiment.seeds:
         jobs.append(Job("sequence", seed, "sequence"))
         jobs += [Job("scale", seed, name) for name in dict.fromkeys(row.base for row in rows if row.scale == "best")]
-        jobs += [Job("row", seed, row.name, row) for row in rows]
         if experiment.alphas:
             scales: list[float | str] = [0.5, "matched"]
             jobs += [Job("alpha", seed, f"{method}@{scale}") for method in ("magmax", "tunable") for scale in scales]
-        if experiment.meta_sizes:
-            jobs += [Job("meta-size", seed, row.name, row) for row in rows if row.base == "tailor"]
+        for name in experiment.environments.names(experiment.tasks):
+            jobs.append(Job("environment", seed, name, tuple(r for r in rows if experiment.measures(r, name))))
+    return jobs
+
+
+def jobs_to_do(experiment: Experiment, records: Sequence[Record]) -> list[Job]:
+    """Returns the jobs without a record; those of environments with the rows that lack one.
+
+    A row of more samples than are known of an environment has none there.
+    """
+    own = [record for record in records if record.setting == experiment.setting]
+    done = {(record.seed, record.kind, record.name) for record in own}
+    scored: set[tuple[int, str, str]] = set()
+    known: dict[tuple[int, str], int] = {}
+    for record in own:
+        for each in record.environments if isinstance(record, RowRecord) else ():
+            scored.add((record.seed, record.name, each.name))
+            known[record.seed, each.name] = max(each.known or 0, known.get((record.seed, each.name), 0))
+    jobs = []
+    for job in plan_jobs(experiment):
+        most = known.get((job.seed, job.name)) or sys.maxsize
+        possible = [row for row in job.rows if (row.samples or 0) <= most]
+        rows = tuple(row for row in possible if (job.seed, row.name, job.name) not in scored)
+        if rows if job.kind == "environment" else (job.seed, job.kind, job.name) not in done:
+            jobs.append(Job(job.kind, job.seed, job.name, rows))
     return jobs
 
 
@@ -74,8 +100,8 @@ def seed_records(
     device: str | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
-) -> Iterator[Record]:
-    """Trains what is not trained yet, and yields the records of one seed's jobs, one after the other.
+) -> Iterator[list[Record]]:
+    """Trains what is not trained yet, and yields the records of each of one seed's jobs.
 
     `known`: records that the seed has already. `place`: the run directory.
     """
@@ -85,7 +111,7 @@ def seed_records(
     trained = train_sequence(config, place, **options)
     benchmark = open_benchmark(config.benchmark)
     joint = None
-    if any(job.row is not None and job.row.base == "joint" for job in jobs):
+    if any(row.base == "joint" for job in jobs for row in job.rows):
         steps = sum(task_steps(len(task.train), config.train) for task in benchmark.tasks)
         together = experiment.joint_training(seed, experiment.joint_steps or steps)
         joint = joint_place(place, together)
@@ -96,9 +122,6 @@ def seed_records(
         best = {record.method: record.best for record in known if isinstance(record, ScaleRecord)}
         work = _Seed(experiment, config, bench, sum(result.seconds for result in trained.results), best)
         for job in jobs:
-            if job.row is not None and job.row.base == "logistic" and find_spec("sklearn") is None:
-                warnings.warn(f"the row {job.name} is left out: it needs scikit-learn", stacklevel=2)
-                continue
             yield work.do(job)
 
 
@@ -121,25 +144,28 @@ class _Seed:
     ) -> None:
         self._experiment, self._config, self._bench = experiment, config, bench
         self._training_seconds, self._best = training_seconds, best
+        self._environments = {each.name: each for each in bench.environments}
 
-    def do(self, job: Job) -> Record:
-        """Measures, and returns the record."""
+    def do(self, job: Job) -> list[Record]:
+        """Measures, and returns the records."""
         key: dict[str, Any] = {"setting": self._experiment.setting, "seed": job.seed}
         if job.kind == "sequence":
-            return SequenceRecord(**key, **self._sequence())
+            return [SequenceRecord(**key, **self._sequence())]
         if job.kind == "scale":
             grid = {
                 f"{scale:g}": self._bench.held_accuracy(MergeSpec(METHODS[job.name], scale))
                 for scale in self._experiment.grid
             }
             self._best[job.name] = float(max(grid, key=lambda text: grid[text]))
-            return ScaleRecord(**key, method=job.name, grid=grid, best=self._best[job.name])
+            return [ScaleRecord(**key, method=job.name, grid=grid, best=self._best[job.name])]
         if job.kind == "alpha":
-            return self._alpha(job, key)
-        assert job.row is not None
-        if job.kind == "meta-size":
-            return SamplesRecord(**key, row=job.name, points=tuple(self._samples(job.row)))
-        return RowRecord(**key, row=job.name, environments=tuple(self._scores(job.row)))
+            return [self._alpha(job, key)]
+        with EnvironmentBench(self._bench, self._environments[job.name]) as bench:
+            return [
+                RowRecord(**key, row=row.name, environments=(score,))
+                for row in job.rows
+                if (score := self._score(row, bench)) is not None
+            ]
 
     def _sequence(self) -> dict[str, Any]:
         import torch
@@ -170,46 +196,41 @@ class _Seed:
         """Measures first and last task, of MAGMAX once and of Tunable MAGMAX at every alpha."""
         method, _, text = job.name.partition("@")
         scale: float | str = text if text == "matched" else float(text)
-        points = []
+        points, last = [], len(self._bench.run.tasks) - 1
         for alpha in [None] if method == "magmax" else self._experiment.alphas:
             spec = MergeSpec("magmax", scale)
             if alpha is not None:
-                weights = Preference.from_alpha(alpha, len(self._bench.run.tasks)).weights
-                spec = MergeSpec("tunable_magmax", scale, weights)
-            shares = self._bench.task_accuracies(spec)
-            points.append(AlphaPoint(alpha=alpha, first=shares[0], last=shares[-1]))
+                spec = MergeSpec("tunable_magmax", scale, Preference.from_alpha(alpha, last + 1).weights)
+            first, final = (self._bench.task_accuracy(spec, task) for task in (0, last))
+            points.append(AlphaPoint(alpha=alpha, first=first, last=final))
         return AlphaRecord(**key, method=method, scale=scale, points=tuple(points))
-
-    def _samples(self, row: Row) -> Iterator[SamplesPoint]:
-        for size in self._experiment.meta_sizes:
-            smaller = [each.with_samples(size) for each in self._bench.environments if len(each.meta) >= size]
-            scores = [self._score(row, environment) for environment in smaller]
-            if scores:
-                share = float(np.mean([score.right / score.samples for score in scores]))
-                yield SamplesPoint(size=size, accuracy=share, environments=len(scores))
 
     # -- one row in one environment ----------------------------------------------------------------------------------
 
-    def _scores(self, row: Row) -> Iterator[EnvironmentScore]:
-        wanted = row_environments(self._experiment, row)
-        for environment in self._bench.environments:
-            if environment.name in wanted:
-                yield self._score(row, environment)
+    def _score(self, row: Row, whole: EnvironmentBench) -> EnvironmentScore | None:
+        """Returns what a row gets; None where it cannot be measured."""
+        environment = whole.environment
+        if row.samples is None:
+            return self._scored(row, whole)
+        if row.samples > len(environment.meta):
+            return None
+        with EnvironmentBench(self._bench, environment.with_samples(row.samples)) as bench:
+            return self._scored(row, bench)
 
-    def _score(self, row: Row, environment: Environment) -> EnvironmentScore:
-        bench, trained = self._bench, self._bench.trained
+    def _scored(self, row: Row, bench: EnvironmentBench) -> EnvironmentScore:
+        environment, trained = bench.environment, self._bench.trained
         about: dict[str, Any] = {"name": environment.name, "mixture": environment.mixture}
         head: Linear | None = None
-        about["samples"] = len(trained.part(environment.rest, f"{environment.name} rest"))
+        about |= {"samples": len(trained.rest(environment)), "known": len(environment.meta)}
         if row.preference is not None:
-            about |= _believed(bench.preference(row.preference, environment), bench.truth(environment))
+            about |= _believed(bench.preference(row.preference), bench.truth())
         if row.base == "logistic":
-            logits = bench.logistic_logits(str(row.preference), environment)
-            return EnvironmentScore(**about, right=trained.count(logits, environment))
+            answers = bench.logistic_logits(str(row.preference)).argmax(axis=1)
+            return EnvironmentScore(**about, right=int((answers == trained.rest(environment).labels).sum()))
         if row.base == "tailor":
-            made = bench.tailored(str(row.preference), environment, row.head)
+            made = bench.tailored(str(row.preference), row.head)
             about["chosen"] = title_of(trained.bench, made.spec)
-            spec, head = made.spec, None
+            spec = made.spec
             if made.head is not None:
                 head, about["head"] = made.head.linear, made.head.kind
             if made.evidence is not None:
@@ -217,40 +238,35 @@ class _Seed:
                 about["expected"] = {name: (each.value, each.low, each.high) for name, each in expected.items()}
                 about["simpler"] = made.evidence.simpler
         elif row.base == "joint":
-            trained, spec = bench.joint, MergeSpec(checkpoint=1)
+            trained, spec = self._bench.joint, MergeSpec(checkpoint=1)
         else:
-            spec = self._spec(row, environment)
+            spec = self._spec(row, bench)
             about |= {"chosen": title_of(trained.bench, spec)} if row.base == "single-best" else {}
         if row.base != "tailor" and row.head != "old":
-            head = bench.head(trained, spec, row.head, str(row.site), environment)
-        right = trained.right(spec, environment, head)
+            head = bench.head(trained, spec, row.head, str(row.site))
+        rest = trained.rest(environment)
+        right = int((trained.bench.logits(spec, rest, head).argmax(axis=1) == rest.labels).sum())
         return EnvironmentScore(**about, leftovers=self._leftovers(spec), right=right)
 
-    def _spec(self, row: Row, environment: Environment) -> MergeSpec:
+    def _spec(self, row: Row, bench: EnvironmentBench) -> MergeSpec:
         """Returns the model that a row makes in an environment."""
         if row.base == "zero-shot":
             return BASE
         if row.base == "single-best":
-            return MergeSpec(checkpoint=self._bench.best_checkpoint(environment))
+            return MergeSpec(checkpoint=bench.best_checkpoint())
         scale = self._best[row.base] if row.scale == "best" else row.scale
         if row.preference is None:
             last = (row.base, scale) == ("sequential", 1)
             return MergeSpec(checkpoint=len(self._bench.run.tasks)) if last else MergeSpec(row.method, scale)
-        weights = self._bench.preference(row.preference, environment).weights
+        weights = bench.preference(row.preference).weights
         if row.base == "likeliest":
             return MergeSpec(checkpoint=int(np.argmax(weights)) + 1)
-        return MergeSpec(row.method, scale, weights, options=tuple(sorted(row.options.items())))
+        return MergeSpec(row.method, scale, weights, options=tuple(sorted(row.merge_options.items())))
 
     def _leftovers(self, spec: MergeSpec) -> float | None:
         """Returns the share of elements that a merge gave by key alone; None of what gives none so."""
         report = None if spec.checkpoint is not None else self._bench.trained.bench.report(spec)
         return None if report is None or report.leftovers is None else report.leftovers / max(report.elements, 1)
-
-
-def row_environments(experiment: Experiment, row: Row) -> set[str]:
-    """Returns the names of the environments that a row is measured in; a search is done for some draws only."""
-    draws = experiment.search.variants if row.preference == "search" else experiment.environments.variants
-    return {name for name in experiment.environments.names(experiment.tasks) if int(name.rpartition("/")[2]) in draws}
 
 
 def _believed(preference: Preference, truth: Any) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""A trained sequence on the product's bench, with the environments that its models are scored in.
+"""A trained sequence on the product's bench, and one environment after the other as a site of its run.
 
 What is believed of an environment, the model that is tailored to it and the heads come from the functions that
-`tmx prefer`, `tmx tailor` and `tmx compare` call; here is only what they get.
+`tmx prefer`, `tmx tailor` and `tmx compare` call. What all environments share is made once: the probe, and the
+embeddings of the test and kept samples by models that know nothing of the environment.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -24,20 +25,22 @@ from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
-from tunable_magmax.evaluation.run_models import MergeSpec
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.rows import HeadKind
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Linear
 from tunable_magmax.models.prepared import embed_prepared
+from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import KeptSamples, Material, open_material, open_site_material, site_shares
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferOptions, find_preference
+from tunable_magmax.workflows.prefer import PreferOptions, completed, find_preference
+from tunable_magmax.workflows.search import search_preference
 from tunable_magmax.workflows.site import Site, SiteSources
-from tunable_magmax.workflows.tailor import Decision, TailorOptions, fits_heads, tailor_in_memory
+from tunable_magmax.workflows.tailor import Decision, TailorOptions, decide, fits_heads
 
 BATCH = 512
 KNOWN = MappingProxyType({"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"})
@@ -48,54 +51,44 @@ STRENGTHS = (1.0, 10.0, 100.0)
 """Inverse strengths of regularisation among which scikit-learn's rival chooses."""
 
 
-@dataclass(frozen=True, eq=False)
 class Trained:
-    """A run on a bench of its own. `tests`: the benchmark's test samples, `rows` the row of each by position."""
+    """A run on a bench of its own, with the benchmark's test samples and the kept samples decoded."""
 
-    bench: Bench
-    tests: BenchData
-    rows: dict[int, int]
-    kept: KeptSamples | None
-    parts: dict[str, BenchData]
-
-    @classmethod
-    def open(cls, run: Run, benchmark: Benchmark, seed: int, device: str | None) -> Trained:
+    def __init__(self, run: Run, benchmark: Benchmark, seed: int, device: str | None) -> None:
         """Reads base, tasks, test samples and kept samples into memory."""
-        bench = Bench(run, seed=seed, device=device, precise=False)
-        labelled = label_benchmark(benchmark, bench.classes)
-        assert labelled.sample_tasks is not None
-        tests = bench.open_labelled("test", labelled)
-        rows = {position: k for k, position in enumerate(tests.prepared.positions)}
-        kept = KeptSamples.open(bench) if bench.views else None
-        return cls(bench, tests, rows, None if kept is None else kept.decode(bench), {})
+        self.run, self.bench = run, Bench(run, seed=seed, device=device, precise=False)
+        self.tests = self.bench.open_labelled("test", label_benchmark(benchmark, self.bench.classes))
+        self._rows = {position: row for row, position in enumerate(self.tests.prepared.positions)}
+        kept = KeptSamples.open(self.bench) if self.bench.views else None
+        self.kept = None if kept is None else kept.decode(self.bench)
+        self._rest: dict[str, BenchData] = {}
 
-    def part(self, positions: Sequence[int], name: str) -> BenchData:
-        """Returns the readable test samples at some positions, kept for the next model."""
-        if name not in self.parts:
-            self.parts[name] = self.tests.take([self.rows[p] for p in positions if p in self.rows], name)
-        return self.parts[name]
+    def rows_of(self, positions: Sequence[int]) -> list[int]:
+        """Returns the rows of the readable test samples at some positions."""
+        return [self._rows[position] for position in positions if position in self._rows]
 
-    def features(self, spec: MergeSpec, environment: Environment) -> NDArray[np.float32]:
-        """Returns a model's features of the rest of an environment; of a model for all of them, embedded once."""
-        part = self.part(environment.rest, f"{environment.name} rest")
-        if spec.weights is None:
-            chosen = [self.rows[position] for position in environment.rest if position in self.rows]
-            return self.bench.features(spec, self.tests)[chosen]
-        return self.bench.features(spec, part)
+    def distinct(self, positions: Sequence[int]) -> list[int]:
+        """Returns the rows of the readable test samples at some positions; copies count once, as at a site."""
+        rows = self.rows_of(positions)
+        tables = [values[rows].cpu().numpy() for values in self.tests.prepared.inputs.values()]
+        contents = {tuple(table[k].tobytes() for table in tables): row for k, row in reversed(list(enumerate(rows)))}
+        return sorted(contents.values())
 
-    def right(self, spec: MergeSpec, environment: Environment, head: Linear | None = None) -> int:
-        """Counts what a model gets right in the rest of an environment, by default with its old head."""
-        logits = (head or self.bench.old_head(spec)).logits(self.bench.rows(self.features(spec, environment)))
-        return self.count(logits, environment)
+    def rest(self, environment: Environment) -> BenchData:
+        """Returns the test samples that models are scored on in an environment."""
+        name = f"{environment.name} rest"
+        if name not in self._rest:
+            self._rest = {name: self.tests.take(self.rows_of(environment.rest), name)}
+        return self._rest[name]
 
-    def count(self, logits: Floats, environment: Environment) -> int:
-        """Counts what logits get right in the rest of an environment."""
-        labels = self.part(environment.rest, f"{environment.name} rest").labels
-        return int((logits.argmax(axis=1) == labels).sum())
+    def forget(self, environment: Environment) -> None:
+        """Forgets what models made of an environment's samples."""
+        for name in ("inputs", "labelled", f"{environment.name} rest"):
+            self.bench.forget(name)
 
 
 class SequenceBench:
-    """The models of one trained sequence, and what is known of each environment. A context manager.
+    """The models of one trained sequence, and what its environments share. A context manager.
 
     `joint`: the run directory of the model that was trained on all tasks together. `seed`: that of all merges.
     """
@@ -111,12 +104,10 @@ class SequenceBench:
         trials: int = 50,
         joint: Path | None = None,
     ) -> None:
-        self.benchmark, self.environments, self.seed = benchmark, tuple(environments), seed
-        self._device, self._joint, self._trials = device, joint, trials
+        self.benchmark, self.environments, self.seed, self.trials = benchmark, tuple(environments), seed, trials
+        self.device, self._joint = device, joint
         self.run = Run.open(run)
-        self.trained = Trained.open(self.run, benchmark, seed, device)
-        self._sites: dict[tuple[str, Environment], Site] = {}
-        self._preferences: dict[tuple[str, Environment], Preference] = {}
+        self.trained = Trained(self.run, benchmark, seed, device)
 
     def __enter__(self) -> SequenceBench:
         return self
@@ -130,122 +121,44 @@ class SequenceBench:
     def joint(self) -> Trained:
         """The model that was trained on all tasks together: the only task of a run of its own."""
         assert self._joint is not None
-        return Trained.open(Run.open(self._joint), self.benchmark, self.seed, self._device)
+        return Trained(Run.open(self._joint), self.benchmark, self.seed, self.device)
 
-    # -- what is known of an environment -----------------------------------------------------------------------------
-
-    def truth(self, environment: Environment) -> Floats:
-        """Returns the true mixture over tasks, as it was drawn."""
-        weights = np.zeros(len(self.run.tasks))
-        weights[list(environment.tasks)] = environment.ratio
-        return weights
-
-    def preference(self, source: str, environment: Environment) -> Preference:
-        """Returns an environment's preference by a source, as `tmx prefer` finds it; found once."""
-        key = (source, environment)
-        if key not in self._preferences:
-            options = PreferOptions(seed=self.seed, trials=self._trials)
-            if source in ("ot", "ot-raw", "cosine", "mmd", "search"):
-                method: Any = source.removesuffix("-raw")
-                options = replace(options, method=method, raw=source == "ot-raw")
-            self._preferences[key] = find_preference(self.site(source, environment), options)
-        return self._preferences[key]
-
-    def site(self, source: str, environment: Environment) -> Site:
-        """Returns the environment as a user's site; sources that know the same share it, and so its embeddings."""
-        known = KNOWN.get(source, "inputs")
-        if (known, environment) not in self._sites:
-            reading = Reading(max_samples=len(environment.meta), device=self._device)
-            self._sites[known, environment] = Site(self.run, self._sources(known, environment), reading, self.seed)
-        return self._sites[known, environment]
-
-    def _sources(self, known: str, environment: Environment) -> SiteSources:
-        if known == "weights":  # by hand, for tasks that the environment does not have
-            others = [t for t in range(len(self.run.tasks)) if t not in environment.tasks]
-            others = others or list(range(len(self.run.tasks)))
-            drawn = shuffled(len(others), derived_seed(environment.variant, environment.mixture, "wrong"))
-            chosen = {others[k] for k in drawn[: len(environment.tasks)]}
-            return SiteSources(weights=[float(t in chosen) for t in range(len(self.run.tasks))])
-        part = self.benchmark.test.subset(environment.meta)
-        if known == "labels":
-            assert part.labels is not None
-            return SiteSources(labels=as_labels([part.classes[label] for label in part.labels]))
-        own = vars(part) | ({"labels": None, "classes": ()} if known == "inputs" else {})
-        samples = MemorySamples(**own)
-        return SiteSources(inputs=samples) if known == "inputs" else SiteSources(labelled=samples)
-
-    # -- models and heads --------------------------------------------------------------------------------------------
-
-    def tailored(self, source: str, environment: Environment, head: HeadKind) -> Decision:
-        """Returns what `tmx tailor` makes of what is known of an environment; with the old head unless it is fitted."""
-        site, options = self.site(source, environment), TailorOptions(head="auto" if head == "fitted" else "old")
-        self._forget_site()
-        preference = self.preference(source, environment)
-        bench, kept = self.trained.bench, self.trained.kept
-        return tailor_in_memory(bench, site, replace(options, seed=self.seed), preference, kept)
-
-    def head(self, trained: Trained, spec: MergeSpec, head: HeadKind, source: str, environment: Environment) -> Linear:
-        """Returns the head of a model in an environment: fitted to it, or the old one with the site's class shares."""
-        options = TailorOptions(head="auto" if head == "fitted" else "old")
-        fits, preference = fits_heads(trained.bench, options), self.preference(source, environment)
-        if trained is self.trained:
-            self._forget_site()
-            site = self.site(source, environment)
-            material: Material = open_site_material(trained.bench, site, preference, fits=fits, kept=trained.kept)
-        else:  # a run of one task, which the weights of the sequence's tasks do not fit
-            alone = replace(Preference.from_weights([1.0]), prior=preference.prior)
-            material = open_material(trained.bench, alone, fits=fits, kept=trained.kept)
-        return trained.bench.fit(spec, material.all).linear
-
-    def _forget_site(self) -> None:
-        """Forgets the samples of the site before: those of every site have these names."""
-        for name in ("inputs", "labelled"):
-            self.trained.bench.forget(name)
-
-    def task_accuracies(self, spec: MergeSpec) -> list[float]:
-        """Returns the accuracy on each task's test samples, among all classes, with the old head."""
-        trained = self.trained
-        right = trained.bench.logits(spec, trained.tests).argmax(axis=1) == trained.tests.labels
-        return [float(right[trained.tests.tasks == t].mean()) for t in range(len(self.run.tasks))]
-
-    def best_checkpoint(self, environment: Environment) -> int:
-        """Returns the task whose checkpoint gets most of the known samples right; of equal ones the last."""
-        bench, meta = self.trained.bench, self.trained.part(environment.meta, f"{environment.name} known")
-        counts = [
-            int((bench.logits(MergeSpec(checkpoint=t), meta).argmax(axis=1) == meta.labels).sum())
-            for t in range(1, len(self.run.tasks) + 1)
-        ]
-        return 1 + int(np.flatnonzero(np.array(counts) == max(counts))[-1])
-
-    def held_accuracy(self, spec: MergeSpec) -> float:
-        """Returns the accuracy on the training samples that were held out of all tasks, with the old head."""
-        right = self.trained.bench.logits(spec, self._held).argmax(axis=1) == self._held.labels
-        return float(right.mean())
+    # -- what environments share -------------------------------------------------------------------------------------
 
     @cached_property
-    def _held(self) -> BenchData:
-        positions = sorted(position for task in self.benchmark.tasks for position in task.held)
-        if not positions:
-            raise InputError(
-                "best scales are chosen on held-out training samples, and there are none: raise run.benchmark.holdout, "
-                "or leave rows @best out"
-            )
-        bench = self.trained.bench
-        return bench.open_labelled("held", label_samples(self.benchmark.train, bench.classes, None, positions))
-
-    # -- scikit-learn's rival ----------------------------------------------------------------------------------------
-
-    def logistic_logits(self, source: str, environment: Environment) -> Floats:
-        """Returns logits by logistic regression on the base's embeddings of kept samples, with the site's shares."""
-        classes, model, fitted_shares = self.trained.bench.classes, *self._logistic
-        rows = [self.trained.rows[position] for position in environment.rest if position in self.trained.rows]
-        logits = np.full((len(rows), len(classes)), LEAST_LOGIT)
-        logits[:, model.classes_] = model.predict_log_proba(unit_rows(self._base_tests[rows])) - np.log(fitted_shares)
-        return logits + np.log(site_shares(self.preference(source, environment), classes))
+    def probe(self) -> TaskProbe:
+        """The probe that inputs are compared with."""
+        return Site(self.run, seed=self.seed).probe
 
     @cached_property
-    def _logistic(self) -> tuple[Any, Floats]:
-        """The regression, and how often each of its classes was among what it was fitted to."""
+    def base_tests(self) -> NDArray[np.float32]:
+        """The base's own embeddings of the test samples, as profiles hold them: of sentences, the mean of tokens."""
+        return self._base_embeddings(self.trained.tests)
+
+    def _base_embeddings(self, data: BenchData) -> NDArray[np.float32]:
+        if not self.trained.bench.is_builtin:
+            return self.trained.bench.features(BASE, data)
+        return embed_prepared(self._base_encoder, data.prepared, BATCH, precise=False)
+
+    @cached_property
+    def _base_encoder(self) -> Any:
+        return load_encoder(self.run.base, self.device)
+
+    def task_features(self, task: int, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Returns what a task's checkpoint makes of known test samples; those of all environments are embedded once."""
+        known, places = self._known
+        return self.trained.bench.features(MergeSpec(checkpoint=task), known)[[places[row] for row in rows]]
+
+    @cached_property
+    def _known(self) -> tuple[BenchData, dict[int, int]]:
+        """The test samples that are known in any environment, and the place of each among them."""
+        rows = sorted({row for each in self.environments for row in self.trained.rows_of(each.meta)})
+        whole = self.trained.tests.take(rows, "known")
+        return replace(whole, part_of=None), {row: place for place, row in enumerate(rows)}
+
+    @cached_property
+    def logistic(self) -> tuple[Any, Floats]:
+        """scikit-learn's regression on the base's embeddings of kept samples; how often each class is among them."""
         kept = self.trained.kept
         if kept is None or kept.decoded is None:
             raise InputError("logistic regression is fitted to kept samples, and the run has none")
@@ -259,16 +172,173 @@ class SequenceBench:
         best.fit(features, labels)
         return best, np.bincount(labels)[best.classes_] / len(labels)
 
-    @cached_property
-    def _base_tests(self) -> NDArray[np.float32]:
-        return self._base_embeddings(self.trained.tests)
+    # -- without an environment --------------------------------------------------------------------------------------
 
-    def _base_embeddings(self, data: BenchData) -> NDArray[np.float32]:
-        """Returns the base's own embeddings, which profiles hold: of sentences, the mean over the tokens."""
-        if not self.trained.bench.is_builtin:
-            return self.trained.bench.features(MergeSpec(checkpoint=0), data)
-        return embed_prepared(self._base_encoder, data.prepared, BATCH, precise=False)
+    def task_accuracy(self, spec: MergeSpec, task: int) -> float:
+        """Returns the accuracy on a task's test samples, among all classes, with the old head."""
+        tests = self.trained.tests
+        part = replace(tests.take(np.flatnonzero(tests.tasks == task), f"task {task}"), part_of=None)
+        return self._accuracy(spec, part)
+
+    def held_accuracy(self, spec: MergeSpec) -> float:
+        """Returns the accuracy on the training samples that were held out of all tasks, with the old head."""
+        return self._accuracy(spec, self._held)
+
+    def _accuracy(self, spec: MergeSpec, data: BenchData) -> float:
+        return float((self.trained.bench.logits(spec, data).argmax(axis=1) == data.labels).mean())
 
     @cached_property
-    def _base_encoder(self) -> Any:
-        return load_encoder(self.run.base, self._device)
+    def _held(self) -> BenchData:
+        positions = sorted(position for task in self.benchmark.tasks for position in task.held)
+        if not positions:
+            raise InputError(
+                "best scales are chosen on held-out training samples, and there are none: raise run.benchmark.holdout, "
+                "or leave rows @best out"
+            )
+        bench = self.trained.bench
+        return bench.open_labelled("held", label_samples(self.benchmark.train, bench.classes, None, positions))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EnvironmentSite(Site):
+    """An environment as a user's site, whose samples are embedded already with those of all environments."""
+
+    shared: SequenceBench
+    environment: Environment
+
+    @cached_property
+    def base_features(self) -> NDArray[Any]:
+        return self.shared.base_tests[self._distinct]
+
+    @cached_property
+    def features(self) -> list[NDArray[Any]]:
+        if self.shared.trained.bench.is_builtin:  # profiles hold other features than those that heads read
+            return super().features
+        return [self.shared.task_features(t, self._distinct) for t in range(1, len(self.run.tasks) + 1)]
+
+    @cached_property
+    def probe(self) -> TaskProbe:
+        return self.shared.probe
+
+    @cached_property
+    def _distinct(self) -> list[int]:
+        return self.shared.trained.distinct(self.environment.meta)
+
+
+@dataclass(frozen=True, eq=False)
+class EnvironmentBench:
+    """One environment of a sequence: what each source believes of it, and the models and heads that follow.
+
+    A context manager: the bench forgets what it made of other environments' samples, which have the same names.
+    """
+
+    shared: SequenceBench
+    environment: Environment
+    _sites: dict[str, EnvironmentSite] = field(default_factory=dict)
+    _preferences: dict[str, Preference] = field(default_factory=dict)
+    _material: dict[tuple[str, bool, bool], Material] = field(default_factory=dict)
+
+    def __enter__(self) -> EnvironmentBench:
+        self._forget()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.shared.trained.forget(self.environment)
+        if "joint" in vars(self.shared):
+            self.shared.joint.forget(self.environment)
+
+    # -- what is believed --------------------------------------------------------------------------------------------
+
+    def truth(self) -> Floats:
+        """Returns the true mixture over tasks, as it was drawn."""
+        weights = np.zeros(len(self.shared.run.tasks))
+        weights[list(self.environment.tasks)] = self.environment.ratio
+        return weights
+
+    def preference(self, source: str) -> Preference:
+        """Returns the environment's preference by a source, as `tmx prefer` finds it."""
+        if source not in self._preferences:
+            options, site = PreferOptions(seed=self.shared.seed, trials=self.shared.trials), self.site(source)
+            if source == "search":  # on the bench that is there, instead of one for each environment
+                found = search_preference(site, options.trials, options.seed, self.shared.trained.bench)
+                self.shared.trained.bench.forget("labelled")
+                self._preferences[source] = completed(found, site.run)
+            else:
+                method: Any = source.removesuffix("-raw") if source in ("ot", "ot-raw", "cosine", "mmd") else "auto"
+                options = replace(options, method=method, raw=source == "ot-raw")
+                self._preferences[source] = find_preference(site, options)
+        return self._preferences[source]
+
+    def site(self, source: str) -> Site:
+        """Returns the environment as a user's site; sources that know the same share it."""
+        known = KNOWN.get(source, "inputs")
+        if known not in self._sites:
+            reading = Reading(max_samples=len(self.environment.meta), device=self.shared.device)
+            shared: dict[str, Any] = {"shared": self.shared, "environment": self.environment}
+            run, seed = self.shared.run, self.shared.seed
+            self._sites[known] = EnvironmentSite(run, self._sources(known), reading, seed, **shared)
+        return self._sites[known]
+
+    def _sources(self, known: str) -> SiteSources:
+        environment, tasks = self.environment, len(self.shared.run.tasks)
+        if known == "weights":  # by hand, for tasks that the environment does not have
+            others = [t for t in range(tasks) if t not in environment.tasks] or list(range(tasks))
+            drawn = shuffled(len(others), derived_seed(environment.variant, environment.mixture, "wrong"))
+            chosen = {others[k] for k in drawn[: len(environment.tasks)]}
+            return SiteSources(weights=[float(t in chosen) for t in range(tasks)])
+        part = self.shared.benchmark.test.subset(environment.meta)
+        if known == "labels":
+            assert part.labels is not None
+            return SiteSources(labels=as_labels([part.classes[label] for label in part.labels]))
+        own = vars(part) | ({"labels": None, "classes": ()} if known == "inputs" else {})
+        samples = MemorySamples(**own)
+        return SiteSources(inputs=samples) if known == "inputs" else SiteSources(labelled=samples)
+
+    # -- models and heads --------------------------------------------------------------------------------------------
+
+    def tailored(self, source: str, head: HeadKind) -> Decision:
+        """Returns what `tmx tailor` makes of what a source knows; with the old head unless it is to be fitted."""
+        options = TailorOptions(head="auto" if head == "fitted" else "old", seed=self.shared.seed)
+        material = self._material_of(source, self.shared.trained, options)
+        return decide(self.shared.trained.bench, material, self.preference(source), options)
+
+    def head(self, trained: Trained, spec: MergeSpec, head: HeadKind, source: str) -> Linear:
+        """Returns the head of a model: fitted to it, or the old one with the environment's class shares."""
+        options = TailorOptions(head="auto" if head == "fitted" else "old")
+        return trained.bench.fit(spec, self._material_of(source, trained, options).all).linear
+
+    def _material_of(self, source: str, trained: Trained, options: TailorOptions) -> Material:
+        """Returns what heads are fitted to, as `tmx tailor` opens it."""
+        joint, fits = trained is not self.shared.trained, fits_heads(trained.bench, options)
+        key = source, joint, fits
+        if key not in self._material:
+            preference = self.preference(source)
+            if joint:  # a run of one task, which the weights of the sequence's tasks do not fit
+                alone = replace(Preference.from_weights([1.0]), prior=preference.prior)
+                self._material[key] = open_material(trained.bench, alone, fits=fits, kept=trained.kept)
+            else:
+                site = self.site(source)
+                self._material[key] = open_site_material(trained.bench, site, preference, fits=fits, kept=trained.kept)
+        return self._material[key]
+
+    def best_checkpoint(self) -> int:
+        """Returns the task whose checkpoint gets most of the known samples right; of equal ones the last."""
+        trained, rows = self.shared.trained, self.shared.trained.rows_of(self.environment.meta)
+        counts = []
+        for t in range(1, len(self.shared.run.tasks) + 1):
+            features = trained.bench.rows(self.shared.task_features(t, rows))
+            logits = trained.bench.old_head(MergeSpec(checkpoint=t)).logits(features)
+            counts.append(int((logits.argmax(axis=1) == trained.tests.labels[rows]).sum()))
+        return 1 + int(np.flatnonzero(np.array(counts) == max(counts))[-1])
+
+    def logistic_logits(self, source: str) -> Floats:
+        """Returns logits of the rest by logistic regression on the base's embeddings, with the site's shares."""
+        classes, model, fitted_shares = self.shared.trained.bench.classes, *self.shared.logistic
+        rows = self.shared.trained.rows_of(self.environment.rest)
+        logits = np.full((len(rows), len(classes)), LEAST_LOGIT)
+        features = unit_rows(self.shared.base_tests[rows])
+        logits[:, model.classes_] = model.predict_log_proba(features) - np.log(fitted_shares)
+        return logits + np.log(site_shares(self.preference(source), classes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,15 +55,17 @@ def search(
     return made
 
 
-def search_preference(site: Site, trials: int, seed: int = 0) -> Preference:
+def search_preference(site: Site, trials: int, seed: int = 0, bench: Bench | None = None) -> Preference:
     """Returns the weights whose merge of the site's run is best for its labelled samples.
 
     A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights and
-    those that the labels mean are tried first: on these samples the result is no worse.
+    those that the labels mean are tried first: on these samples the result is no worse. `bench`: the run's models, if
+    they are in memory already.
     """
     _optuna()  # which lacks before anything is read
     run = site.run
-    with Bench(run, device=site.reading.device, progress=site.progress) as bench:
+    opened = Bench(run, device=site.reading.device, progress=site.progress) if bench is None else nullcontext(bench)
+    with opened as bench:
         if not bench.models.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
         labelled = label_samples(site.open_samples("labelled"), bench.classes)

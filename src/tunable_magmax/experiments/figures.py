@@ -105,9 +105,9 @@ def samples_drawing(results: Results, setting: str) -> Drawing | None:
     """Draws accuracy against the number of samples that are known of the environment."""
     old = [each for each in results.records if isinstance(each, SamplesRecord) and each.setting == setting]
     curves: dict[str, dict[float, Mean]] = {}
-    for row in dict.fromkeys(record.row for record in old):
-        points = [point for record in old if record.row == row for point in record.points]
-        curves[row] = _means([(float(point.size), point.accuracy) for point in points])
+    for name in dict.fromkeys(record.row for record in old):
+        points = [point for record in old if record.row == name for point in record.points]
+        curves[name] = _means([(float(point.size), point.accuracy) for point in points])
     for name, scores in results.main_rows(setting).items():
         if f",{SAMPLES}=" in name and (mean := averaged(scores)) is not None:
             row = Row.parse(name)

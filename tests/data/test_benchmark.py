@@ -153,8 +153,7 @@ def test_a_folder_is_split_inside_each_class(tmp_path):
 
 def test_train_without_test_and_a_class_called_train(tmp_path):
     folder(tmp_path / "a" / "train", ant=5)
-    with pytest.raises(InputError, match="has train/, but neither test/ nor val/"):
-        opened(tmp_path, name="images", data="a", tasks=1)
+    assert counts(opened(tmp_path, name="images", data="a", tasks=1)) == [(4, 1)]
     folder(tmp_path / "b", train=5, bus=5)
     assert opened(tmp_path, name="images", data="b", tasks=2).classes == ("bus", "train")
     folder(tmp_path / "a" / "val", ant=2)
@@ -212,9 +211,8 @@ def test_clinc150(tmp_path):
     [
         ({"name": "images", "data": "a.jsonl", "tasks": 1}, "is of images"),
         ({"name": "texts", "data": "pictures", "tasks": 1}, "is of texts"),
-        ({"name": "clinc150", "data": "a.jsonl", "tasks": 1}, "expected data_full.json"),
-        ({"name": "clinc150", "data": "pictures", "tasks": 1}, "data_full.json"),
-        ({"name": "cifar100", "data": "pictures", "tasks": 1}, "expected CIFAR-100 as parquet"),
+        ({"name": "clinc150", "data": "pictures", "tasks": 1}, "is of texts"),
+        ({"name": "cifar100", "data": "a.jsonl", "tasks": 1}, "not a readable archive"),
         ({"name": "images", "data": "none", "tasks": 1}, "none does not exist"),
         ({"name": "texts", "data": "b.csv", "tasks": 1}, "holds no labels"),
         ({"name": "texts", "data": "c.csv", "tasks": 1}, "text_column"),
@@ -233,7 +231,7 @@ def test_data_of_another_kind(tmp_path, section, says):
 def test_empty_classes(tmp_path):
     folder(tmp_path / "train", ant=2, bee=0, cat=2)
     folder(tmp_path / "test", ant=1, bee=1, cat=0)
-    with pytest.raises(InputError, match="no training sample of 1 of the 3 classes: 'bee'"):
+    with pytest.raises(InputError, match="no training sample of 'bee'"):
         opened(tmp_path, name="images", data=".", tasks=1)
     with pytest.raises(InputError, match="no test sample for 'b' of the 2 tasks"):
         opened(tmp_path, name="images", data=".", tasks={"a": ["ant"], "b": ["cat"]})
@@ -272,7 +270,7 @@ def test_both_ways_to_name_folders_give_one_benchmark(tmp_path):
         == by_name.facts["digest"]
         != opened(tmp_path / "ids", **section, split_seed=1).facts["digest"]
     )
-    assert (len(by_id.train), len(by_id.test), by_id.facts["split"]) == (24, 6, "drawn from all")
+    assert (len(by_id.train), len(by_id.test), by_id.facts["split"]) == (24, 6, "drawn from each class")
     images = [image.tobytes() for part in (by_id.train, by_id.test) for image in part.load(range(len(part)))]
     assert len(set(images)) == 30
 

@@ -13,9 +13,9 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from PIL import Image
 
-from tunable_magmax.data import images, tables
+from tunable_magmax.data import images
 from tunable_magmax.data.images import in_order, read_picture
-from tunable_magmax.data.memory import memory_samples
+from tunable_magmax.data.memory import as_inputs
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
 
@@ -59,18 +59,6 @@ def test_any_positions_in_order(samples, positions):
             assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((position, 0, 0), position)))
 
 
-@pytest.mark.parametrize(("most", "reads"), [(1 << 30, 2), (0, 6)])
-def test_a_row_group_is_read_once_if_all_fit(packed, monkeypatch, most, reads):
-    monkeypatch.setattr(tables, "KEPT_BYTES", most)
-    groups = []
-    whole = tables._Column._read
-    monkeypatch.setattr(tables._Column, "_read", lambda self, group: groups.append(group) or whole(self, group))
-    opened = open_samples(packed, "train")
-    for _ in range(3):
-        assert len(list(opened.load([0, 1, 4, 21]))) == 4
-    assert len(groups) == reads
-
-
 def test_threads_keep_the_order_and_stay_near_the_reader():
     taken, used = [], set()
 
@@ -96,7 +84,7 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
 
 def test_what_only_begins_like_an_image():
     for start in (b"RIFF0000", b"\x89PNG", b"\xff\xd8\xff"):
-        assert isinstance(images.read_picture(start + b"nothing of the kind", "x"), Unreadable)
+        assert isinstance(read_picture(start + b"nothing of the kind", "x"), Unreadable)
 
 
 def test_pictures_are_turned_as_the_camera_says():
@@ -105,7 +93,7 @@ def test_pictures_are_turned_as_the_camera_says():
     told = Image.Exif()
     told[0x0112] = 6
     for kind, more in (("png", {}), ("webp", {"lossless": True})):
-        found = images.read_picture(encoded(image, kind, exif=told, **more), "x")
+        found = read_picture(encoded(image, kind, exif=told, **more), "x")
         assert found.size == (2, 4)
         assert found.getpixel((1, 0)) == (255, 255, 255)
 
@@ -114,5 +102,5 @@ def test_pictures_are_turned_as_the_camera_says():
 def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
     Image.fromarray(np.array([[0, 0x4000], [0x8000, 0xFFFF]], np.uint16)).save(tmp_path / f"x.{kind}")
     with Image.open(tmp_path / f"x.{kind}") as in_memory:
-        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *memory_samples([in_memory]).load([0])):
+        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *as_inputs([in_memory]).load([0])):
             assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from data.files import folder, written
 from models import tiny
 
-from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.samples import Unreadable, warn_unreadable
+from tunable_magmax.data.samples import Unreadable, by_name, warn_unreadable
 from tunable_magmax.data.source import find_splits, open_labels, open_samples
 from tunable_magmax.errors import InputError
 
@@ -161,7 +160,7 @@ def test_columns_by_name(tmp_path):
         ("a.jsonl", '{"text": "hello"}\n{"text": ["bye"]}\n', r"sample 2 has no 'text' \(found \['bye'\]"),
         ("a.json", "[1]", "item 1"),
         ("a.json", "1", "JSON list"),
-        ("a.json", '{"train": [["x"]]}', r"sample 1 is \['x'\]"),
+        ("a.json", '{"train": [["x"]]}', r"item 1 is \['x'\]"),
     ],
 )
 def test_bad_tables(tmp_path, name, content, says):
@@ -254,9 +253,9 @@ def test_labels_outside_the_class_names(parquet):
 
 def test_indices_count_in_the_list_that_all_profiles_share():
     one, other = ("cat", "dog"), ("car", "bus")
-    assert by_name(["1", "7"], [one, one], [()], "labels") == ["dog", "7"]
-    assert by_name(["3"], [one, other], [("cat", "dog", "car", "bus")] * 2, "labels") == ["bus"]
-    assert by_name(["1", "cat"], [one, other], [()], "labels") == ["1", "cat"]
-    assert by_name(["1"], [("0", "1"), ("2",)], [()], "labels") == ["1"]
+    assert by_name(["1", "7"], [one, one], "labels") == ["dog", "7"]
+    assert by_name(["3"], [one, other], "labels", ("cat", "dog", "car", "bus")) == ["bus"]
+    assert by_name(["1", "cat"], [one, other], "labels") == ["1", "cat"]
+    assert by_name(["1"], [("0", "1"), ("2",)], "labels") == ["1"]
     with pytest.raises(InputError, match="an index could mean several"):
-        by_name(["1"], [one, other], [()], "labels")
+        by_name(["1"], [one, other], "labels")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import gather, refuse
-from tunable_magmax.data.data_sets import DATA_SETS, DataSet, open_data_set
+from tunable_magmax.data.data_sets import DATA_SETS, DataSet, require_labels
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
 from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.splits import held_out
@@ -90,71 +90,81 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     >>> benchmark.facts["task_sizes"], [len(task.train) for task in benchmark.tasks], len(benchmark.test)
     ([3, 2], [12, 8], 5)
     """
-    split = open_data_set(data_set)
-    train, test = split.train, split.test
+    split = data_set.open()
+    train, test = split.train, _with_classes_of(split.train, split.test, data_set)
     facts: dict[str, Any] = dict(split.facts)
     if isinstance(data_set.tasks, Mapping):
         groups = named_groups(data_set.tasks, train.classes)
         kept = sorted(index for group in groups.values() for index in group)
-        facts["left_out"] = [name for k, name in enumerate(train.classes) if k not in set(kept)]
         place = {index: k for k, index in enumerate(kept)}
+        facts["left_out"] = [name for k, name in enumerate(train.classes) if k not in place]
         train, test = (_restricted(samples, place) for samples in (train, test))
-        empty = [Task(name, tuple(place[index] for index in group)) for name, group in groups.items()]
+        groups = {name: tuple(place[index] for index in group) for name, group in groups.items()}
     else:
         width = max(2, len(str(data_set.tasks)))
         divided = equal_parts(order_indices(data_set.order, train.classes, data_set.name), data_set.tasks)
-        empty = [Task(f"task-{t:0{width}d}", classes) for t, classes in enumerate(divided, 1)]
-    _require_samples(train, empty)
-    tasks = tuple(_filled(task, train, test, data_set) for task in empty)
-    _require_tests(test, tasks, facts)
-    facts |= _record(data_set, train, tasks)
+        groups = {f"task-{t:0{width}d}": classes for t, classes in enumerate(divided, 1)}
+    tasks = tuple(_task(name, classes, train, test, data_set) for name, classes in groups.items())
+    facts |= _record(data_set, train, tasks) | {"untested": _require_samples(train, test, tasks)}
     facts["digest"] = _digest(train, test, tasks, split.drawn)
     return Benchmark(data_set.name, train.kind, train.classes, train, test, tasks, facts, data_set.prompts)
 
 
+def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Samples:
+    """Returns the test samples with the training samples' classes, in their order."""
+    for samples in (train, test):
+        require_labels(samples)
+        if samples.kind != data_set.kind:
+            raise InputError(
+                f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
+                "choose another name or other data"
+            )
+    place = {name: k for k, name in enumerate(train.classes)}
+    names = [test.classes[label] for label in require_labels(test)]
+    unknown = sorted(set(names) - set(place))
+    if unknown:
+        shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, train.classes)}")
+        raise InputError(
+            f"{test.origin}: {len(unknown)} labels are outside the {len(place)} classes of {train.origin}: {shown}; "
+            "correct them, or add training samples"
+        )
+    return replace(test, classes=train.classes, labels=tuple(place[name] for name in names))
+
+
 def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
     """Keeps only samples of the classes in `place`, which maps them to their new indices."""
-    labels = samples.labels or ()
-    kept = samples.subset([position for position, label in enumerate(labels) if label in place])
+    kept = samples.subset([position for position, label in enumerate(samples.labels or ()) if label in place])
     names = tuple(samples.classes[index] for index in place)
     return replace(kept, classes=names, labels=tuple(place[label] for label in kept.labels or ()))
 
 
-def _require_samples(train: Samples, tasks: Sequence[Task]) -> None:
-    present = set(train.labels or ())
-    empty = sorted({index for task in tasks for index in task.classes} - present)
-    if empty:
-        names = some_of(repr(train.classes[index]) for index in empty)
-        raise InputError(
-            f"{train.origin}: no training sample of {len(empty)} of the {len(train.classes)} classes: {names}; "
-            "add samples, remove the class from the data or the list of classes, or name the classes to learn as "
-            "groups under tasks"
-        )
-
-
-def _filled(task: Task, train: Samples, test: Samples, data_set: DataSet) -> Task:
+def _task(name: str, classes: tuple[int, ...], train: Samples, test: Samples, data_set: DataSet) -> Task:
     """Returns a task with its samples."""
-    classes = set(task.classes)
+    wanted = set(classes)
+    learned, tested = (
+        [position for position, label in enumerate(samples.labels or ()) if label in wanted]
+        for samples in (train, test)
+    )
+    kept, held = held_out(learned, train.labels or (), data_set.holdout, data_set.split_seed)
+    return Task(name, classes, tuple(kept), tuple(tested), tuple(held))
 
-    def positions(samples: Samples) -> list[int]:
-        return [position for position, label in enumerate(samples.labels or ()) if label in classes]
 
-    kept, held = held_out(positions(train), train.labels or (), data_set.holdout, data_set.split_seed)
-    return replace(task, train=tuple(kept), test=tuple(positions(test)), held=tuple(held))
-
-
-def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) -> None:
-    """Refuses tasks without test samples, which could not be evaluated; records classes without any in `facts`."""
+def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> list[str]:
+    """Refuses classes without training samples and tasks without test samples; returns the classes without any."""
+    learned = {index for task in tasks for index in task.classes}
+    empty = some_of(repr(train.classes[index]) for index in sorted(learned - {*(train.labels or ())}))
+    if empty:
+        raise InputError(
+            f"{train.origin}: no training sample of {empty}; add samples, remove the class from the data, or name the "
+            "classes to learn as groups under tasks"
+        )
     untested = [task.name for task in tasks if not task.test]
     if untested:
         raise InputError(
             f"{test.origin}: no test sample for {some_of(untested, show=repr)} of the {len(tasks)} tasks; "
             "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
         )
-    labels = test.labels or ()
-    seen = {labels[position] for task in tasks for position in task.test}
-    learned = {index for task in tasks for index in task.classes}
-    facts["untested"] = [test.classes[index] for index in sorted(learned - seen)]
+    return [test.classes[index] for index in sorted(learned - {*(test.labels or ())})]
 
 
 def _record(data_set: DataSet, train: Samples, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -1,28 +1,29 @@
 """The data sets that run.yaml can name. Each is a dataclass: the keys of its section, and how it is opened.
 
-A new one is a subclass of `DataSet` with `name`, `kind` and `open`, and a line in `DATA_SETS`.
+A new one is a subclass of `DataSet` with `kind` and `open`, and a line in `DATA_SETS`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text
-from tunable_magmax.data.cifar100 import open_cifar100
-from tunable_magmax.data.imagenet_r import open_imagenet_r
-from tunable_magmax.data.orders import FileOrder, Item, OrderSection, rooted
-from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.cifar100 import find_archive, open_archive
+from tunable_magmax.data.images import class_folders, image_samples
+from tunable_magmax.data.orders import Item, OrderSection, rooted
+from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
 from tunable_magmax.data.source import Split, open_samples, open_split
-from tunable_magmax.data.splits import split_all, split_groups
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.data.splits import split_groups
+from tunable_magmax.errors import InputError, some_of
 
 Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
 Tasks = Annotated[
@@ -43,7 +44,7 @@ class DataSet(ABC):
     __pydantic_config__ = STRICT
     kind: ClassVar[Kind]
     prompts: ClassVar[str | tuple[str, ...] | None] = None
-    name: str
+    name: Text
     tasks: Tasks
     order: OrderSection = "natural"
     holdout: Proportion = 0.0
@@ -64,16 +65,16 @@ class DataSet(ABC):
     def record(self) -> dict[str, Any]:
         """Returns all keys in effect, as JSON can hold them; `benchmark.read_section` takes them back."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        if isinstance(self.order, FileOrder) and self.order.name is None:
-            del record["order"]["name"]
         return record
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDataSet(DataSet):
-    """A data set in files. `data`: the file or folder."""
+    """A file or folder `data`; where it has no splits train and test, `test_share` of it is drawn for testing."""
 
     data: Text
+    test_share: Share = 0.2
+    label_column: Text | None = None
 
     def rooted(self, root: Path) -> Self:
         changes: dict[str, Any] = {"data": str(root / Path(self.data).expanduser()), "order": rooted(self.order, root)}
@@ -86,94 +87,93 @@ class FileDataSet(DataSet):
             raise InputError(f"benchmark {self.name}: {self.data} does not exist; 'data' says where the data lies")
         return Path(self.data)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cifar100(FileDataSet):
-    """CIFAR-100 as parquet files or as the official python distribution; labels are the fine ones."""
-
-    kind = "image"
-    prompts = "cifar100"
-    name: Literal["cifar100"] = "cifar100"
+    def read(self, split: str | None) -> Samples:
+        """Opens the samples of one split, or all."""
+        return open_samples(self.path, split, None, self.label_column)
 
     def open(self) -> Split:
-        return open_cifar100(self.path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clinc150(FileDataSet):
-    """CLINC150: data_full.json, or the folder that holds it."""
-
-    kind = "text"
-    prompts = "clinc150"
-    name: Literal["clinc150"] = "clinc150"
-
-    def open(self) -> Split:
-        path = self.path / "data_full.json" if self.path.is_dir() else self.path
-        is_json = path.is_file() and path.suffix.lower() == ".json"
-        split = open_split(path, lambda part: open_samples(path, part)) if is_json else None
-        if split is None:
-            raise InputError(f"{path}: expected data_full.json of CLINC150; other tables are read by name: texts")
-        return split
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnDataSet(FileDataSet):
-    """A data set that may be one whole, of which a share is drawn for testing."""
-
-    test_share: Share = 0.2
-
-    def opened(self, text_column: str | None, label_column: str | None) -> Split:
-        """Opens the splits train and test, or draws from the whole."""
-
-        def read(part: str | None) -> Samples:
-            return open_samples(self.path, part, text_column, label_column)
-
-        return open_split(self.path, read) or self.drawn(read(None))
-
-    def drawn(self, samples: Samples, by_class: bool = True) -> Split:
-        """Draws samples for testing: the same share of each class, or a share of all samples."""
-        labels, share, seed = require_labels(samples), self.test_share, self.split_seed
-        train, test = split_groups(labels, share, seed) if by_class else split_all(len(samples), share, seed)
-        how = "drawn from each class" if by_class else "drawn from all"
-        facts = {"split": how, "test_share": share, "split_seed": seed}
+        split = open_split(self.path, self.read)
+        if split is not None:
+            return split
+        samples = self.read(None)
+        train, test = split_groups(require_labels(samples), self.test_share, self.split_seed)
+        facts = {"split": "drawn from each class", "test_share": self.test_share, "split_seed": self.split_seed}
         return Split(samples.subset(train), samples.subset(test), facts, tuple(test))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageNetR(DrawnDataSet):
+class Images(FileDataSet):
+    """A folder of class folders, or parquet with images."""
+
+    kind = "image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100(Images):
+    """CIFAR-100 as parquet files or as the official python archive; labels are the fine ones."""
+
+    prompts = "cifar100"
+
+    def open(self) -> Split:
+        archive = find_archive(self.path)
+        return super().open() if archive is None else open_archive(archive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNetR(Images):
     """ImageNet-R: a folder for each class, named after it or by its WordNet id."""
 
-    kind = "image"
     prompts = "imagenet-r"
-    name: Literal["imagenet-r"] = "imagenet-r"
 
-    def open(self) -> Split:
-        return open_imagenet_r(self.path, lambda samples: self.drawn(samples, by_class=False))
+    def read(self, split: str | None) -> Samples:
+        """Reads class folders, by class name and then by file name: both ways to name folders give one order."""
+        place = self.path if split is None else self.path / split
+        folders, readme = class_folders(place), self.path / "README.txt"
+        if any(WORDNET_ID.fullmatch(name) for name, _ in folders):
+            names = wordnet_names(readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "")
+            lacking = [name for name, _ in folders if name not in names]
+            if lacking:
+                raise InputError(
+                    f"{place}: no class name for the folder {some_of(lacking)}: keep the archive's README.txt, which "
+                    "names every WordNet id, beside the folders"
+                )
+            folders = sorted((names[name], images) for name, images in folders)
+        if not any(images for _, images in folders):
+            raise InputError(f"{place}: no images in class folders; expected CLASS/*.jpg, CLASS a name or a WordNet id")
+        return image_samples(place, folders)
+
+
+def wordnet_names(content: str) -> dict[str, str]:
+    """Maps WordNet ids to names, from the lines of a text that hold just these two; other lines are left out.
+
+    >>> wordnet_names("ImageNet-R\\n\\nn01443537 goldfish\\n")
+    {'n01443537': 'goldfish'}
+    """
+    matches = (re.fullmatch(rf"({WORDNET_ID.pattern})\s+(\S.*?)\s*", line) for line in content.splitlines())
+    return {match[1]: match[2].replace(" ", "_") for match in matches if match}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(DrawnDataSet):
-    """A folder of class folders, or parquet with images; with splits train and test, or one whole."""
-
-    kind = "image"
-    name: Literal["images"] = "images"
-    label_column: Text | None = None
-
-    def open(self) -> Split:
-        return self.opened(None, self.label_column)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Texts(DrawnDataSet):
+class Texts(FileDataSet):
     """A table of texts, a folder with train and test tables, parquet, or JSON as CLINC150's."""
 
     kind = "text"
-    name: Literal["texts"] = "texts"
     text_column: Text | None = None
-    label_column: Text | None = None
 
-    def open(self) -> Split:
-        return self.opened(self.text_column, self.label_column)
+    def read(self, split: str | None) -> Samples:
+        return open_samples(self.path, split, self.text_column, self.label_column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clinc150(Texts):
+    """CLINC150: data_full.json, or the folder that holds it."""
+
+    prompts = "clinc150"
+
+    @property
+    def path(self) -> Path:
+        inside = super().path / "data_full.json"
+        return inside if inside.exists() else super().path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,6 @@ class Glyphs(DataSet):
     """Characters drawn on the spot: so many classes, and so many pictures of each for training and testing."""
 
     kind = "image"
-    name: Literal["glyphs"] = "glyphs"
     classes: PositiveInt = 40
     train: PositiveInt = 100
     test: PositiveInt = 50
@@ -204,40 +203,14 @@ DATA_SETS: dict[str, type[DataSet]] = {
 
 
 def imported(reference: str) -> Callable[..., Any]:
-    """Returns a function called "module:name", whose module is imported when it is called.
+    """Returns the function called "module:name".
 
     >>> imported("math:sqrt")(4)
     2.0
     """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        module, _, name = reference.partition(":")
-        return getattr(import_module(module), name)(*args, **kwargs)
-
-    return call
-
-
-def open_data_set(data_set: DataSet) -> Split:
-    """Opens a data set; training and test samples have the same classes."""
-    split = data_set.open()
-    train, test = split.train, split.test
-    for samples in (train, test):
-        require_labels(samples)
-        if samples.kind != data_set.kind:
-            raise InputError(
-                f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
-                "choose another name or other data"
-            )
-    place = {name: k for k, name in enumerate(train.classes)}
-    names = [test.classes[label] for label in require_labels(test)]
-    unknown = sorted(set(names) - set(place))
-    if unknown:
-        shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, train.classes)}")
-        raise InputError(
-            f"{test.origin}: {len(unknown)} labels are outside the {len(place)} classes of {train.origin}: {shown}; "
-            "correct them, or add training samples"
-        )
-    return replace(split, test=replace(test, classes=train.classes, labels=tuple(place[name] for name in names)))
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
 def require_labels(samples: Samples) -> tuple[int, ...]:

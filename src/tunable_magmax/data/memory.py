@@ -3,18 +3,16 @@ Face; inputs are read when they are asked for."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column
 from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
+from tunable_magmax.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.showing import plural
 
@@ -22,37 +20,14 @@ SamplesLike: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
 """What a caller of the Python API may give for samples: a path, or the samples themselves."""
 EXPECTED = {
     "image": "a PIL image, an array [height, width, 3] of uint8, or the path of an image file",
-    "text": "a text, or a Path whose file holds one text",
+    "text": "a text",
 }
 LABELLED = (
     "pairs of an input and its label, or rows with a label and one of 'text', 'image', 'input_ids' and 'pixel_values'"
 )
 
 
-@dataclass(frozen=True, eq=False)
-class MemorySamples(Samples):
-    """Samples that were not read from one file or folder; `values` yields the inputs as they came."""
-
-    values: Callable[[], Iterator[Any]] = lambda: iter(())
-
-    def __str__(self) -> str:
-        return self.origin
-
-    @property
-    def name(self) -> str:
-        """What records call them, as they call a file by its name."""
-        return self.origin
-
-    def digest(self) -> str:
-        """Returns the SHA-256 of the inputs and labels; of files, their paths, sizes and times count."""
-        found = hashlib.sha256(repr((self.kind, self.classes, self.labels)).encode())
-        for value in self.values():
-            for part in _content(value):
-                found.update(hashlib.sha256(part).digest())
-        return found.hexdigest()
-
-
-SampleSource: TypeAlias = Path | MemorySamples
+SampleSource: TypeAlias = Path | Samples
 """Where samples come from."""
 
 
@@ -66,9 +41,7 @@ def as_inputs(value: SamplesLike) -> SampleSource:
     >>> as_inputs("site/images")
     PosixPath('site/images')
     """
-    if isinstance(value, str | os.PathLike):
-        return Path(value)
-    return memory_samples(_rows(value, "inputs"))
+    return Path(value) if isinstance(value, str | os.PathLike) else memory_samples(_rows(value))
 
 
 def as_labels(value: SamplesLike) -> SampleSource:
@@ -79,10 +52,9 @@ def as_labels(value: SamplesLike) -> SampleSource:
     """
     if isinstance(value, str | os.PathLike):
         return Path(value)
-    names = [str(_label(label, k)) for k, label in enumerate(_rows(value, "labels"), 1)]
+    names = [str(_label(label, k)) for k, label in enumerate(_rows(value), 1)]
     classes, labels = indexed(names)
-    origin = f"{plural(len(names), 'label')} in memory"
-    return MemorySamples(origin, "text", len(names), _loader(names.__getitem__, "text"), classes, labels)
+    return Samples(f"{plural(len(names), 'label')} in memory", "text", len(names), iter, classes, labels)
 
 
 def as_labelled(value: SamplesLike, names: Mapping[int, str] | None = None, processor: Any = None) -> SampleSource:
@@ -97,35 +69,38 @@ def as_labelled(value: SamplesLike, names: Mapping[int, str] | None = None, proc
     """
     if isinstance(value, str | os.PathLike):
         return Path(value)
-    rows = _rows(value, "labelled samples")
-    return memory_samples(rows, labels=_row_labels(rows), names=names, processor=processor)
+    rows = _rows(value)
+    return memory_samples(rows, labels=_row_labels(rows), names=names or {}, processor=processor)
 
 
 def memory_samples(
     rows: Sequence[Any],
     kind: Kind | None = None,
     labels: Iterable[Any] | None = None,
-    names: Mapping[int, str] | None = None,
+    names: Mapping[int, str] = {},
     processor: Any = None,
-) -> MemorySamples:
+) -> Samples:
     """Makes samples of inputs of one kind, by default that of the first; with labels, rows may be pairs."""
 
     def value(position: int) -> Any:
         row = rows[position]
         is_pair = labels is not None and isinstance(row, tuple | list) and len(row) == 2
-        return _cell(row[0] if is_pair else row, processor)
+        return _input(row[0] if is_pair else row, processor)
 
-    kind = kind or _kind(value(0))
+    sort = kind or _kind(value(0))
+
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        return (_read(value(position), sort, position + 1, processor) for position in positions)
+
     if len(rows):
-        _read(value(0), kind, 1, processor)  # so that data of the wrong kind are refused at once
+        next(load([0]))  # so that data of the wrong kind are refused at once
     classes: tuple[str, ...] = ()
     indices = None
     if labels is not None:
         found = [_label(label, k) for k, label in enumerate(labels, 1)]
-        classes, indices = indexed([(names or {}).get(label, str(label)) for label in found])  # type: ignore[arg-type]
-    origin = f"{plural(len(rows), kind if labels is None else f'labelled {kind}')} in memory"
-    load = _loader(value, kind, processor)
-    return MemorySamples(origin, kind, len(rows), load, classes, indices, lambda: map(value, range(len(rows))))
+        classes, indices = indexed([names.get(label, str(label)) for label in found])  # type: ignore[arg-type]
+    origin = f"{plural(len(rows), sort if labels is None else f'labelled {sort}')} in memory"
+    return Samples(origin, sort, len(rows), load, classes, indices)
 
 
 def is_one_input(value: Any) -> bool:
@@ -135,7 +110,7 @@ def is_one_input(value: Any) -> bool:
 
 def first_row(data: Any) -> list[Any]:
     """Returns the first row of labelled samples in memory, as `as_labelled` takes it; no other is read."""
-    return [_rows(data, "labelled samples")[0]]
+    return [_rows(data)[0]]
 
 
 def class_names_of(data: Any) -> tuple[str, ...]:
@@ -152,21 +127,20 @@ def class_names_of(data: Any) -> tuple[str, ...]:
 # -- rows, and what is in them ----------------------------------------------------------------------------------------
 
 
-def _rows(data: Any, what: str) -> Sequence[Any]:
+def _rows(data: Any) -> Sequence[Any]:
     """Returns what has a length and positions: the data as it comes, before any transform of Hugging Face."""
-    if is_one_input(data) or isinstance(data, Mapping):
-        raise InputError(f"{what} are a {type(data).__name__}: give a list of them, or the path of a file or folder")
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # a frame of pandas, which iterates over its columns
         data = data.to_dict("records")
-    if hasattr(data, "with_format") and hasattr(data, "features"):
-        known = find_column(data.features, (*TEXT_COLUMNS, *IMAGE_COLUMNS))
-        data = data if known is None else data.with_format(None)
+    elif hasattr(data, "with_format") and find_column(
+        getattr(data, "features", None) or (), (*TEXT_COLUMNS, *IMAGE_COLUMNS)
+    ):
+        data = data.with_format(None)
     positions = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "iloc")
-    if not positions and not isinstance(data, Iterable):
-        raise InputError(f"{what} are a {type(data).__name__}: give a list of them, or the path of a file or folder")
+    if is_one_input(data) or isinstance(data, Mapping) or not (positions or isinstance(data, Iterable)):
+        raise InputError(f"samples are a {type(data).__name__}: give a list of them, or the path of a file or folder")
     rows: Sequence[Any] = data if positions else list(data)
     if not len(rows):
-        raise InputError(f"{what} are an empty {type(data).__name__}: give at least one")
+        raise InputError(f"samples are an empty {type(data).__name__}: give at least one")
     return rows
 
 
@@ -176,21 +150,20 @@ def _row_labels(rows: Any) -> Iterable[Any]:
     targets = rows[column] if column is not None else getattr(rows, "targets", None)
     if targets is not None and len(targets) == len(rows):
         return list(targets)
-    return [_pair(rows[k], k + 1)[1] for k in range(len(rows))]
+    return [_row_label(rows[k], k + 1) for k in range(len(rows))]
 
 
-def _pair(row: Any, position: int) -> tuple[Any, Any]:
-    """Returns a row and its label."""
+def _row_label(row: Any, position: int) -> Any:
     column = find_column(row, LABEL_COLUMNS) if isinstance(row, Mapping) else None
     if column is not None:
-        return row, row[column]
+        return row[column]
     if isinstance(row, tuple | list) and len(row) == 2:
-        return row[0], row[1]
+        return row[1]
     held = f"a row with {some_of(row, show=repr)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
     raise InputError(f"sample {position} is {held}: give {LABELLED}; zip(inputs, labels) makes pairs")
 
 
-def _cell(row: Any, processor: Any) -> Any:
+def _input(row: Any, processor: Any) -> Any:
     """Returns the input of a row; a row that is no mapping is the input."""
     if not isinstance(row, Mapping):
         return row
@@ -211,11 +184,16 @@ def _label(label: Any, position: int) -> str | int:
     return label
 
 
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
 def _kind(value: Any) -> Kind:
-    if _is_picture(value) or _is_array(value) or hasattr(value, "shape"):
-        return "image"
-    named = isinstance(value, str | Path) and Path(value).suffix.lower() in IMAGE_SUFFIXES
-    return "image" if named and (isinstance(value, Path) or Path(value).is_file()) else "text"
+    named = isinstance(value, Path) or (isinstance(value, str) and _names_image(value) and Path(value).is_file())
+    return "image" if named or _is_picture(value) or hasattr(value, "shape") else "text"
+
+
+def _names_image(value: str | Path) -> bool:
+    return Path(value).suffix.lower() in IMAGE_SUFFIXES
 
 
 def _is_picture(value: Any) -> bool:
@@ -226,28 +204,18 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind not in "OU"
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _loader(value: Callable[[int], Any], kind: Kind, processor: Any = None) -> Any:
-    def load(positions: Sequence[int]) -> Iterator[Any]:
-        return (_read(value(position), kind, position + 1, processor) for position in positions)
-
-    return load
-
-
 def _read(value: Any, kind: Kind, position: int, processor: Any) -> Any:
     """Returns one input as models take it, or an `Unreadable`."""
-    if isinstance(value, str | Path) and kind == "image":
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "image" and isinstance(value, str | Path):
         return read_picture(Path(value), str(value))
-    if isinstance(value, str | Path):
-        return value if isinstance(value, str) else _read_text(value)
     if kind == "image" and hasattr(value, "shape"):
         value = pillow().fromarray(np.ascontiguousarray(_pixels(np.asarray(value), position, processor)))
     elif kind == "text" or not _is_picture(value):
         raise InputError(f"input {position} is a {type(value).__name__}, expected {EXPECTED[kind]}")
     try:
-        return to_rgb(value, pillow())
+        return to_rgb(value)
     except ValueError as error:
         return Unreadable("a picture in memory", str(error))
 
@@ -260,7 +228,7 @@ def _pixels(values: Any, position: int, processor: Any) -> Any:
             scaled = scaled * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
         factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
         return (scaled / factor).round().clip(0, 255).astype(np.uint8)
-    if values.dtype == np.uint8 and values.ndim == 3 and values.shape[0] == 3 and values.shape[2] not in (3, 4):
+    if values.ndim == 3 and values.shape[0] == 3 and values.shape[2] not in (3, 4):
         values = values.transpose(1, 2, 0)
     colours = values.shape[2] in (3, 4) if values.ndim == 3 else values.ndim == 2
     if values.dtype != np.uint8 or not colours or not values.size:
@@ -269,26 +237,3 @@ def _pixels(values: Any, position: int, processor: Any) -> Any:
             "uint8, from 0 to 255; of pixel values, also the image processor that made them (processing_class)"
         )
     return values
-
-
-def _read_text(path: Path) -> str | Unreadable:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        return Unreadable(str(path), str(error))
-
-
-def _content(value: Any) -> Iterator[bytes]:
-    """Yields what makes an input this one and no other."""
-    if isinstance(value, str | Path):
-        yield f"{type(value).__name__} {value}".encode("utf-8", "surrogatepass")
-        if isinstance(value, Path) or Path(value).suffix.lower() in IMAGE_SUFFIXES:
-            try:
-                status = Path(value).stat()
-            except OSError:
-                return
-            yield f"{Path(value).resolve()} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape")
-    else:
-        values = np.asarray(value)
-        yield repr((values.shape, str(values.dtype))).encode()
-        yield values.tobytes()

@@ -1,7 +1,9 @@
-"""`Samples`: the labels of a data set, and its inputs, which are read when they are asked for."""
+"""`Samples`: the labels of a data set by class name, and its inputs, which are read when they are asked for."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +13,7 @@ from tunable_magmax.errors import InputError, closest, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
 MOST_DIGITS = 18
+WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,22 @@ class Samples:
 
     def __len__(self) -> int:
         return self.size
+
+    def __str__(self) -> str:
+        return self.origin
+
+    @property
+    def name(self) -> str:
+        """What records call them, as they call a file by its name."""
+        return self.origin
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the inputs and labels."""
+        found = hashlib.sha256(repr((self.kind, self.classes, self.labels)).encode())
+        for value in self.load(range(self.size)):
+            content = value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
+            found.update(hashlib.sha256(content).digest())
+        return found.hexdigest()
 
     def subset(self, positions: Sequence[int]) -> Samples:
         """Returns the samples at ascending positions, with the same classes."""
@@ -124,6 +143,40 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     classes = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
     place = {name: k for k, name in enumerate(classes)}
     return tuple(classes), tuple(place[label] for label in labels)
+
+
+def by_name(
+    labels: Sequence[str], lists: Sequence[tuple[str, ...]], origin: object, shared: tuple[str, ...] = ()
+) -> list[str]:
+    """Returns labels as class names: as they are, unless none is a name and all are numbers, which are indices then.
+
+    An index counts in the one list of classes that all `lists` are, or else in `shared`.
+
+    >>> by_name(["1", "0"], [("cat", "dog")], "labels.txt")
+    ['dog', 'cat']
+    """
+    known = {name for names in lists for name in names}
+    if any(label in known for label in labels) or not all(map(is_index, labels)):
+        return list(labels)
+    names = lists[0] if len(set(lists)) == 1 else shared
+    if not names:
+        raise InputError(
+            f"{origin}: the labels are indices, but the profiles of the tasks list different classes, so an index "
+            "could mean several; give class names"
+        )
+    # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
+    return [names[int(label)] if int(label) < len(names) else label for label in labels]
+
+
+def with_names(samples: Samples, rows: Sequence[str], names: Sequence[str] | None = None) -> Samples:
+    """Returns samples under a classifier's labels: classes that are numbers are its `rows`, which `names` rename.
+
+    >>> with_names(text_samples("a.csv", ["meow", "woof"], ["0", "1"]), ["cat", "dog"]).classes
+    ('cat', 'dog')
+    """
+    place = dict(zip(rows, names or rows, strict=True))
+    classes = tuple(place.get(name, name) for name in by_name(samples.classes, [tuple(rows)], samples.origin))
+    return samples if len({*classes}) < len(classes) else replace(samples, classes=classes)
 
 
 def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.data.class_names import with_names
 from tunable_magmax.data.images import open_image_folder
-from tunable_magmax.data.memory import MemorySamples, as_labelled
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.memory import as_labelled
+from tunable_magmax.data.samples import Samples, with_names
 from tunable_magmax.data.tables import DATA_SUFFIXES, Table, json_splits, read_table
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -20,7 +20,7 @@ TEST_NAMES = ("test", "val", "validation")
 
 
 def open_samples(
-    path: str | Path | MemorySamples,
+    path: str | Path | Samples,
     split: str | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
@@ -35,24 +35,19 @@ def open_samples(
     >>> samples.kind, samples.classes, samples.labels, list(samples.load([1]))
     ('text', ('greeting', 'parting'), (0, 1), ['bye'])
     """
-    if isinstance(path, MemorySamples):
-        return path
-    opened = _open(Path(path), split)
+    opened = path if isinstance(path, Samples) else _open(Path(path), split)
     return opened.samples(text_column, label_column) if isinstance(opened, Table) else opened
 
 
-def open_labels(
-    path: str | Path | MemorySamples, split: str | None = None, label_column: str | None = None
-) -> list[str]:
+def open_labels(path: str | Path | Samples, split: str | None = None, label_column: str | None = None) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, or of class folders."""
-    opened = path if isinstance(path, MemorySamples) else _open(Path(path), split)
+    opened = path if isinstance(path, Samples) else _open(Path(path), split)
     if isinstance(opened, Table):
         labels = opened.labels(label_column)
-        column = opened.columns[0]
-        if len(opened.columns) == 1 and column in labels and Path(opened.origin).suffix.lower() in (".csv", ".tsv"):
+        if len(opened.columns) == 1 and opened.columns[0] in labels:
             raise InputError(
-                f"{path}: its first line is {column!r}, which is a label as well; the first line of a table names its "
-                "columns: put 'label' above it"
+                f"{path}: its first line is {opened.columns[0]!r}, which is a label as well; the first line of a table "
+                "names its columns: put 'label' above it"
             )
         return labels
     if opened.labels is None:
@@ -65,10 +60,8 @@ def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) ->
 
     `names`: the classes that numbers stand for. `processor`: what made the tokens or pixel values of the data.
     """
-    if isinstance(data, Samples):
-        return data
-    source = as_labelled(data, names, processor)
-    if isinstance(source, MemorySamples):
+    source = data if isinstance(data, Samples) else as_labelled(data, names, processor)
+    if isinstance(source, Samples):
         return source
     samples = open_samples(source)
     if samples.labels is None:
@@ -79,20 +72,24 @@ def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) ->
 def find_splits(path: Path) -> dict[str, list[Path]]:
     """Returns the files or folders of each split that a place holds; none if it is one whole.
 
-    A folder has the splits that its parquet files and its tables called train, test, ... begin with, or the folders
-    train and test; a JSON file those of its object. Files are in sorted order.
+    A JSON file has the splits of its object; a folder has the tables whose names begin with train, test, val or
+    validation (train.csv, test-00000-of-00001.parquet), or the folders of these names, or all its parquet files.
     """
     if path.is_file():
         return {name: [path] for name in (json_splits(path) if path.suffix.lower() == ".json" else ())}
-    found: dict[str, list[Path]] = {}
-    for file in sorted(item for item in path.iterdir() if item.is_file() and not item.name.startswith(".")):
-        name, suffix = file.name.split(".")[0].split("-")[0], file.suffix.lower()
-        is_table = suffix in DATA_SUFFIXES and suffix != ".txt" and name in (TRAIN, *TEST_NAMES)
-        if suffix == ".parquet" or is_table:
-            found.setdefault(name, []).append(file)
-    folders = {name: [path / name] for name in (TRAIN, *TEST_NAMES) if (path / name).is_dir()}
+    known = (TRAIN, *TEST_NAMES)
+    items = sorted(item for item in path.iterdir() if not item.name.startswith("."))
+    tables = [item for item in items if item.is_file() and item.suffix.lower() in DATA_SUFFIXES - {".txt"}]
+    found = {name: [file for file in tables if re.split("[.-]", file.name)[0] == name] for name in known}
+    if any(found.values()):
+        return {name: files for name, files in found.items() if files}
+    parquet = [file for file in tables if file.suffix.lower() == ".parquet"]
+    if parquet:
+        return {"all": parquet}
+    folders = [item for item in items if item.is_dir()]
+    splits = {item.name: [item] for item in folders if item.name in known}
     # Beside other folders, a class may be called train.
-    return found or (folders if TRAIN in folders and len(folders) > 1 else {})
+    return splits if TRAIN in splits and (len(splits) > 1 or len(folders) == 1) else {}
 
 
 def _open(path: Path, split: str | None) -> Table | Samples:
@@ -114,8 +111,7 @@ def _open(path: Path, split: str | None) -> Table | Samples:
         return open_image_folder(files[0])
     if len(files) > 1 and files[0].suffix.lower() != ".parquet":
         raise InputError(f"{path}: which one, {' or '.join(file.name for file in files)}? Keep one")
-    json_split = split if path.is_file() else None
-    return read_table(files, str(path) if split is None else f"{path} ({split})", json_split)
+    return read_table(files, str(path) if split is None else f"{path} ({split})", split if path.is_file() else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +131,6 @@ def open_split(path: Path, read: Callable[[str], Samples]) -> Split | None:
     """Reads the training and the test samples that a place holds, by the names of the splits; None if it has none."""
     splits = find_splits(path)
     test = next((name for name in TEST_NAMES if name in splits), None)
-    if TRAIN in splits and test is not None:
-        return Split(read(TRAIN), read(test), {"split": "as found", "files": [TRAIN, test]})
-    if path.is_dir() and [item.name for item in path.iterdir() if item.is_dir()] == [TRAIN]:
-        raise InputError(
-            f"{path} has train/, but neither {'/ nor '.join(TEST_NAMES)}/; add one, or give {path / TRAIN} as 'data' "
-            "to have test_share of it drawn for testing"
-        )
-    return None
+    if TRAIN not in splits or test is None:
+        return None
+    return Split(read(TRAIN), read(test), {"split": "as found", "files": [TRAIN, test]})

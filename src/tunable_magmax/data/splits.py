@@ -1,4 +1,4 @@
-"""Seeded draws of samples: orders, shares of all or of each class, and at most so many of each."""
+"""Seeded draws of samples: orders, a share of each class, and at most so many of each."""
 
 from __future__ import annotations
 
@@ -13,33 +13,24 @@ ORDER_STREAM = 18
 HELD_STREAM = 19
 
 
-def shuffled(count: int, seed: int, stream: int = ORDER_STREAM) -> list[int]:
+def shuffled(count: int, seed: int) -> list[int]:
     """Returns 0 .. count - 1 in an order that only the seed decides, whatever the versions of Python and NumPy.
 
     >>> shuffled(5, seed=3) == shuffled(5, seed=3), sorted(shuffled(5, seed=3))
     (True, [0, 1, 2, 3, 4])
     """
-    return _drawn(range(count), seed, stream)
-
-
-def split_all(size: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Returns positions for training and for testing, ascending: `share` of all samples, whatever their classes.
-
-    >>> [len(part) for part in split_all(30, 0.2, seed=0)]
-    [24, 6]
-    """
-    drawn = shuffled(size, seed, SPLIT_STREAM)
-    cut = min(max(1, round(size * share)), size - 1) if size > 1 else 0
-    return sorted(drawn[cut:]), sorted(drawn[:cut])
+    return _drawn(range(count), seed, ORDER_STREAM)
 
 
 def split_groups(groups: Sequence[Hashable], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Splits each group, such as a class, in the same way: a group of two or more has samples on both sides.
+    """Returns positions for training and for testing, ascending: `share` of each group, such as a class.
+
+    A group of two or more has samples on both sides.
 
     >>> split_groups(["a", "a", "b", "b", "b"], 0.2, seed=0)[1]
     [0, 4]
     """
-    return _divided(shuffled(len(groups), seed, SPLIT_STREAM), groups, share, least=1)
+    return _divided(_drawn(range(len(groups)), seed, SPLIT_STREAM), groups, share, least=1)
 
 
 def held_out(
@@ -56,7 +47,7 @@ def held_out(
 def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, seed: int) -> list[int]:
     """Draws at most `most` positions of each group; `groups` holds the group of each position. Ascending."""
     drawn = _drawn(positions, seed, LIMIT_STREAM)
-    return sorted(p for members in _members(drawn, groups).values() for p in members[:most])
+    return sorted(p for members in _members(drawn, groups) for p in members[:most])
 
 
 def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
@@ -67,16 +58,14 @@ def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
 
 def _divided(drawn: Sequence[int], groups: Sequence[Hashable], share: float, least: int) -> tuple[list[int], list[int]]:
     """Returns the positions that stay, and the first `share` of each group (at least `least`), which do not."""
-    taken = {
-        position
-        for members in _members(drawn, groups).values()
-        for position in members[: min(max(least, round(len(members) * share)), len(members) - 1)]
-    }
+    taken: set[int] = set()
+    for members in _members(drawn, groups):
+        taken.update(members[: min(max(least, round(len(members) * share)), len(members) - 1)])
     return sorted(set(drawn) - taken), sorted(taken)
 
 
-def _members(drawn: Sequence[int], groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+def _members(drawn: Sequence[int], groups: Sequence[Hashable]) -> list[list[int]]:
     members: dict[Hashable, list[int]] = {}
     for position in drawn:
         members.setdefault(groups[position], []).append(position)
-    return members
+    return list(members.values())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from tunable_magmax.data.arrays import choose_rows
-from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.samples import Samples, by_name
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy, Floats, Ints, task_of_class
 
@@ -92,7 +90,7 @@ def known_labels(samples: Samples, classes: Sequence[str]) -> tuple[dict[int, in
     labels = [samples.classes[label] for label in samples.labels]
     if not labels:
         raise InputError(f"{samples.origin}: holds no samples; give at least one")
-    names = by_name(labels, [tuple(classes)], [tuple(classes)], Path(samples.origin))
+    names = by_name(labels, [tuple(classes)], samples.origin)
     place = {name: index for index, name in enumerate(classes)}
     known = {position: place[name] for position, name in enumerate(names) if name in place}
     return known, [name for name in names if name not in place]

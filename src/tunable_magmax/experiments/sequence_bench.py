@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.memory import MemorySamples, as_labels
+from tunable_magmax.data.memory import as_labels
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData
@@ -293,9 +293,9 @@ class EnvironmentBench:
         if known == "labels":
             assert part.labels is not None
             return SiteSources(labels=as_labels([part.classes[label] for label in part.labels]))
-        own = vars(part) | ({"labels": None, "classes": ()} if known == "inputs" else {})
-        samples = MemorySamples(**own)
-        return SiteSources(inputs=samples) if known == "inputs" else SiteSources(labelled=samples)
+        if known == "inputs":
+            return SiteSources(inputs=replace(part, labels=None, classes=()))
+        return SiteSources(labelled=part)
 
     # -- models and heads --------------------------------------------------------------------------------------------
 

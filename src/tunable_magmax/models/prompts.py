@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tunable_magmax.data.class_names import WORDNET_ID
+from tunable_magmax.data.samples import WORDNET_ID
 from tunable_magmax.errors import InputError, closest, some_of
 
 PLACE = "{}"

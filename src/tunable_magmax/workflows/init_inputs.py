@@ -268,7 +268,7 @@ def _with_names(
 ) -> dict[str, TaskData]:
     """Puts the names of the tasks' classifiers in place of indices; finds labels that contradict them."""
     from tunable_magmax.checkpoints.model_config import are_generic
-    from tunable_magmax.data.class_names import by_name, with_names
+    from tunable_magmax.data.samples import by_name, with_names
     from tunable_magmax.models.builtin import builtin_labels
 
     rows = {name: builtin_labels(found.path) for name, found in tasks.items()}
@@ -278,7 +278,7 @@ def _with_names(
         names = rows[name]
         if names is None:
             return samples
-        present = by_name(_present(samples), [names], [()], samples.origin)
+        present = by_name(_present(samples), [names], samples.origin)
         unknown = [label for label in present if label not in names]
         others = [other for other, theirs in rows.items() if other != name and set(present) <= {*(theirs or ())}]
         generic = are_generic(names) and len(unknown) == len(present)

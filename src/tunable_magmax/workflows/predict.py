@@ -98,7 +98,7 @@ class LoadedClassifier:
     """A model with its head, ready to use: `predict` gives labels with probabilities.
 
     Inputs are PIL images, arrays [height, width, 3] of uint8 or paths of image files for a model of images, and texts
-    (or paths of text files, each one text) for a model of texts. One input alone is taken as a list of one.
+    for a model of texts. One input alone is taken as a list of one.
 
     >>> model = load_classifier("site-model")  # doctest: +SKIP
     >>> model.predict(["photo.jpg"])  # doctest: +SKIP

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import choose_rows, task_matrices
-from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
+from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
@@ -97,7 +96,7 @@ class Site:
             return list(labels)
         classes = [profile.classes for profile in self.run.require_profiles("labels")]
         head = self.frozen_head() if all(map(is_index, labels)) else None
-        return by_name(labels, classes, [] if head is None else [head.classes], source)
+        return by_name(labels, classes, source, () if head is None else head.classes)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.config import LENIENT, check
-from tunable_magmax.data.memory import MemorySamples, SampleSource
+from tunable_magmax.data.memory import SampleSource
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.engines.card import card_cell
 from tunable_magmax.engines.log import read_report
 from tunable_magmax.evaluation.choosing import effective_tasks
@@ -250,7 +251,7 @@ def card_section(record: TailorRecord) -> str:
 def fingerprint(run: Run, sources: SiteSources, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
     known = sources.named()
-    files = {name: value for name, value in known.items() if isinstance(value, Path | MemorySamples)}
+    files = {name: value for name, value in known.items() if isinstance(value, Path | Samples)}
     return {
         "tailor": VERSION,
         "options": {key: str(value) for key, value in options.items()},
@@ -269,7 +270,7 @@ def run_identity(run: Run, others: Sequence[Path] = ()) -> str:
 
 
 def _identity(path: SampleSource) -> str:
-    if isinstance(path, MemorySamples):
+    if isinstance(path, Samples):
         return path.digest()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return _digest([str(path.resolve()), identities(file for file in files if file.is_file())])

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tunable_magmax import training as training
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.merging.budget import budget as budget
-    from tunable_magmax.merging.method import Method as Method
     from tunable_magmax.merging.methods import METHODS as METHODS
+    from tunable_magmax.merging.methods import Method as Method
     from tunable_magmax.merging.report import MergeReport as MergeReport
-    from tunable_magmax.merging.running import RunningMagmax as RunningMagmax
     from tunable_magmax.merging.state_dicts import Merged as Merged
     from tunable_magmax.merging.state_dicts import MergeSession as MergeSession
+    from tunable_magmax.merging.state_dicts import RunningMagmax as RunningMagmax
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
     from tunable_magmax.runs.profile import Profile as Profile
@@ -53,10 +53,10 @@ _MODULES = {
         "Method",
     ),
     "merging.report": ("MergeReport",),
-    "merging.running": ("RunningMagmax",),
     "merging.state_dicts": (
         "MergeSession",
         "Merged",
+        "RunningMagmax",
         "merge_state_dicts",
     ),
     "preference.preference": ("Preference",),

@@ -20,7 +20,7 @@ from sequences import SMALL, digests, save_sequence, sequence
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.ray_workers import Call, RayWorkers, ray_session
 from tunable_magmax.errors import ClusterError, InputError
-from tunable_magmax.merging.method import load_method
+from tunable_magmax.merging.methods import load_method
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
@@ -92,7 +92,7 @@ def test_errors_of_workers_are_ours(cluster, tmp_path) -> None:
 
 def test_a_method_in_a_file_of_the_users_own(cluster, files, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import torch\nfrom tunable_magmax.merging.method import Method\nclass Lower(Method):\n"
+        "import torch\nfrom tunable_magmax.merging.methods import Method\nclass Lower(Method):\n"
         "    def vector(self, vectors):\n        return torch.stack(list(vectors)).median(dim=0).values\n"
     )
     method = load_method(f"{tmp_path / 'mine.py'}:Lower")

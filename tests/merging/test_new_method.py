@@ -15,7 +15,7 @@ import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
-from tunable_magmax.merging.method import ENTRY_POINTS, METHODS, Method, load_method
+from tunable_magmax.merging.methods import ENTRY_POINTS, METHODS, Method, load_method
 
 TYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
 
@@ -105,7 +105,7 @@ def tmx_command(request: pytest.FixtureRequest) -> Any:
 
 OWN = """
 import torch
-from tunable_magmax.merging.method import Method
+from tunable_magmax.merging.methods import Method
 
 class UpperMedian(Method):
     def vector(self, vectors):
@@ -167,7 +167,7 @@ def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> 
 
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("lower_median", f"{__name__}:Median", ENTRY_POINTS)
-    monkeypatch.setattr("tunable_magmax.merging.method.entry_points", lambda **given: [point])
+    monkeypatch.setattr("tunable_magmax.merging.methods.entry_points", lambda **given: [point])
     base, *tasks = sequence(3)
     found = tmx.merge_state_dicts(base, tasks, method="lower_median")
     assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method="median").state_dict["a"])

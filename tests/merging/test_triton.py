@@ -12,7 +12,7 @@ import pytest
 import torch
 from sequences import TINY, raw, sequence
 
-from tunable_magmax.merging import assignment, state_dicts
+from tunable_magmax.merging import owners, state_dicts
 from tunable_magmax.merging.kernels import SLOTS, Runs
 from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
@@ -41,7 +41,7 @@ def test_same_bits_as_on_the_cpu(options: dict[str, Any], types: str, monkeypatc
     kernels.chunk = 512
     wanted = state_dicts.merge_state_dicts(*models, **options)
     monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
-    monkeypatch.setattr(assignment, "SPAN", 1 << 10)
+    monkeypatch.setattr(owners, "SPAN", 1 << 10)
     found = state_dicts.merge_state_dicts(*models, **options)
     assert raw(found.state_dict) == raw(wanted.state_dict)
     assert found.report == wanted.report

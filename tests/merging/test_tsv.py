@@ -206,12 +206,13 @@ def test_a_session_equals_single_merges(portable, monkeypatch) -> None:
 
 def test_a_session_computes_singular_vectors_once_for_tasks_with_a_share(monkeypatch) -> None:
     calls: list[tuple[int, ...]] = []
+    triples_of = singular.triples_of
 
     def counted(matrix: torch.Tensor) -> singular.Triples:
         calls.append(tuple(matrix.shape))
-        return singular.triples_of(matrix)
+        return triples_of(matrix)
 
-    monkeypatch.setattr("tunable_magmax.merging.methods.triples_of", counted)
+    monkeypatch.setattr(singular, "triples_of", counted)
     base, *tasks = ({name: state[name] for name in ("wide", "tall", "bias")} for state in sequence(5))
     with tmx.MergeSession(base, tasks) as session:
         assert calls == []
@@ -307,7 +308,7 @@ def test_too_little_memory(tmp_path) -> None:
             {"large": torch.full((500, 2000), float(k)), "b": torch.full((3,), float(k))}, tmp_path / f"{k}.safetensors"
         )
     base, *tasks = (tmp_path / f"{k}.safetensors" for k in range(3))
-    needed = singular.working_bytes(500, 2000, 4)
+    needed = singular.working_bytes((500, 2000), 4)
     assert needed == 1_000_000 * 56 + 64 * 250_000
     says = (
         r"memory of 32 MiB is too little for 2 tasks: give at least (\d+) MiB, of which 69 are for 'large' "

@@ -29,13 +29,22 @@ from tunable_magmax.engines.outputs import Job, shard_data, write_weights
 from tunable_magmax.engines.ray_workers import Call, RayWorkers, Room, find_room, ray_session
 from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import ClusterError, InputError, StorageError
-from tunable_magmax.merging.assignment import LocalPlaneGroup, Ownership, PlaneRows, assign_owners
 from tunable_magmax.merging.kernels import Keys, TensorPlace
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Findings, Merge
-from tunable_magmax.merging.merged_elements import EqualScan, Groups, LocalElements, MergedElements, Quota
-from tunable_magmax.merging.method import Method, load_method
+from tunable_magmax.merging.methods import Method, load_method
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.owners import (
+    EqualScan,
+    Groups,
+    LocalElements,
+    LocalPlaneGroup,
+    MergedElements,
+    Ownership,
+    PlaneRows,
+    Quota,
+    assign_owners,
+)
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.walker import Sources

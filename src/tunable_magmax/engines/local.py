@@ -30,19 +30,13 @@ from tunable_magmax.engines.settings import Additions, Output, Place
 from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
+from tunable_magmax.merging.budget import by_task, named_tasks
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.merging.names import by_task, named_tasks
 from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import (
-    Limits,
-    MemoryPlan,
-    kernels_for,
-    open_device,
-    plan_memory,
-    read_threads,
-)
+from tunable_magmax.merging.resources import Limits, kernels_for, open_device, plan_memory, read_threads
+from tunable_magmax.merging.walker import MemoryPlan
 from tunable_magmax.version import __version__
 
 

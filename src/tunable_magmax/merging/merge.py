@@ -34,12 +34,21 @@ from tunable_magmax.merging.kernels import (
     split_ranges,
 )
 from tunable_magmax.merging.layout import Mergeable
-from tunable_magmax.merging.merged_elements import LocalElements
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.owners import LocalElements
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
-from tunable_magmax.merging.resources import Limits, MemoryPlan, plan_memory
-from tunable_magmax.merging.walker import Buffers, Sources, Walker, Work, before_cast, does_not_fit, working_dtype
+from tunable_magmax.merging.resources import Limits, plan_memory
+from tunable_magmax.merging.walker import (
+    Buffers,
+    MemoryPlan,
+    Sources,
+    Walker,
+    Work,
+    before_cast,
+    does_not_fit,
+    working_dtype,
+)
 
 STRETCHED = 2.0
 """A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
@@ -81,7 +90,10 @@ class Merge:
         self._cached_delta: dict[int, Tensor] = {}
         self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
         self._everything = _places(layout.mergeable)
+        self._mergeable_elements = layout.elements
         self.places: tuple[TensorPlace, ...] = ()
+        self.elements = 0
+        """d, the number of merged elements, and where they are; known after `survey`."""
         self.scale = 1.0
         self.last_square = 0.0
         self.squares: list[float] = []
@@ -116,7 +128,7 @@ class Merge:
             yield bounds, result
 
     def _advance(self, phase: str, elements: int) -> None:
-        total = self.layout.elements if phase == "survey" else self.elements
+        total = self._mergeable_elements if phase == "survey" else self.elements
         self._done[phase] = min(total, self._done.get(phase, 0) + elements)
         self.progress(phase, self._done[phase], total)
 
@@ -175,6 +187,7 @@ class Merge:
         survey.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(survey.changed.any(axis=1))
         self.places = tuple(compress(self._everything, merged))
+        self.elements = sum(place.size for place in self.places)
         self.unchanged = [int(t) + 1 for t in np.flatnonzero(~survey.changed.any(axis=0))]
         self.last_square = math.fsum(survey.squares[merged])
         if self._early:
@@ -231,11 +244,6 @@ class Merge:
             survey.changed[k] = False
             for bounds in split_ranges([self._everything[k]], self.memory.chunk):
                 self.walker.begin(work, bounds, self._all_tasks(bounds))()
-
-    @property
-    def elements(self) -> int:
-        """d, the number of merged elements; known after `survey`."""
-        return sum(place.size for place in self.places)
 
     # -- decide -------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,10 +14,10 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.kernels import Kernels, padded
 from tunable_magmax.merging.layout import Layout
-from tunable_magmax.merging.merged_elements import COUNT_BYTES
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.singular import working_bytes
+from tunable_magmax.merging.owners import COUNT_BYTES
+from tunable_magmax.merging.walker import MemoryPlan
 from tunable_magmax.showing import plural
 
 SMALLEST_CHUNK = 1 << 12
@@ -40,34 +39,6 @@ class Limits:
     spill: Path | None = None
     """Where the bit planes go if they do not fit into the memory."""
     progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """How a merge divides the memory it may use, in bytes."""
-
-    threads: int
-    """That work at a time: fewer than asked for where memory would leave them only small chunks."""
-    chunk: int
-    workspace: int
-    planes: int
-    mapped: int
-    """What is in memory of planes on disk; 0 if they are in memory."""
-    cached_delta: int
-    """What is kept of the merged vector between the walk that measures it and the one that writes; 0 if nothing is."""
-    ahead: int
-    """Ranges that are begun and not yet taken."""
-    pool: int
-    """Threads, each with a range of its own: more than may work at a time where values have to be read."""
-
-    @property
-    def spill(self) -> bool:
-        """Whether the planes are on disk."""
-        return self.mapped > 0
-
-    @property
-    def peak(self) -> int:
-        return self.workspace + (self.mapped or self.planes) + self.cached_delta
 
 
 def open_device(name: str | None) -> torch.device:
@@ -141,7 +112,8 @@ def _plan_for(
         return MemoryPlan(threads, kernels.chunk, 0, planes, 0, delta, ahead, pool)
 
     counts = 2 * COUNT_BYTES if method.counts_magnitudes else 0
-    beside = counts + layout.factor_bytes + matrix_bytes(layout, options)
+    matrix_bytes, about_matrices = _largest_matrix(layout, options)
+    beside = counts + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
     vectors = (tasks + 1 if borrows else 1) + 2
     per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
@@ -163,7 +135,7 @@ def _plan_for(
     if least > memory:
         raise InputError(
             f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
-            f"give at least {-(-least // 2**20)} MiB{_because_of_matrices(layout, options)}"
+            f"give at least {-(-least // 2**20)} MiB{about_matrices}"
         )
     left = memory - workspace
     mapped = span if planes > left else 0
@@ -171,27 +143,18 @@ def _plan_for(
     return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
 
 
-def matrix_bytes(layout: Layout, options: Options) -> int:
-    """Returns the memory for the largest matrix, if the method merges matrices whole; else 0."""
-    return max((working_bytes(*matrix[1:]) for matrix in _matrices(layout, options)), default=0)
+def _largest_matrix(layout: Layout, options: Options) -> tuple[int, str]:
+    """Returns the memory for the largest of the matrices that are merged whole, and what to say of it if it is much."""
+    matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
+    if not matrices or not METHODS[options.method].merges_matrices:
+        return 0, ""
+    from tunable_magmax.merging.singular import working_bytes
 
-
-def _matrices(layout: Layout, options: Options) -> Iterator[tuple[str, int, int, int]]:
-    """Yields name, rows, columns and bytes of a value of each matrix that is merged whole."""
-    if METHODS[options.method].merges_matrices:
-        for tensor in layout.mergeable:
-            if len(tensor.shape) == 2:
-                yield tensor.name, *tensor.shape, 8 if tensor.working == "F64" else 4
-
-
-def _because_of_matrices(layout: Layout, options: Options) -> str:
-    if not (matrices := list(_matrices(layout, options))):
-        return ""
-    name, rows, columns, _ = max(matrices, key=lambda matrix: working_bytes(*matrix[1:]))
-    size = -(-matrix_bytes(layout, options) // 2**20)
-    return (
-        f", of which {size} are for {name!r} [{rows}, {columns}], since {options.method} merges matrices whole, one at "
-        "a time; or leave such matrices out with exclude patterns"
+    needed = [working_bytes(tensor.shape, 8 if tensor.working == "F64" else 4) for tensor in matrices]
+    tensor = matrices[needed.index(max(needed))]
+    return max(needed), (
+        f", of which {-(-max(needed) // 2**20)} are for {tensor.name!r} {list(tensor.shape)}, since {options.method} "
+        "merges matrices whole, one at a time; or leave such matrices out with exclude patterns"
     )
 
 

@@ -95,12 +95,12 @@ def _inverse_root(factor: Tensor) -> Tensor:
     return (vectors * roots) @ vectors.mT
 
 
-def working_bytes(rows: int, columns: int, width: int) -> int:
+def working_bytes(shape: tuple[int, ...], width: int) -> int:
     """Returns the memory that merging one matrix takes; values of base and tasks have `width` bytes in it.
 
     Base, task, what is read and the merged vector in their own types; a matrix, its scaled copy and a factor in
     float64, and as much as two of these that the allocator does not give back at once (measured); of the short side,
     two factors and what the decomposition of a Gram matrix works in.
     """
-    short = min(rows, columns)
+    (rows, columns), short = shape, min(shape)
     return rows * columns * (4 * width + 5 * 8) + 8 * 8 * short * short

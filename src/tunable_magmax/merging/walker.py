@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from torch import Tensor
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange
 from tunable_magmax.merging.layout import Layout, Mergeable
-
-if TYPE_CHECKING:
-    from tunable_magmax.merging.resources import MemoryPlan
 
 
 class Source(Protocol):
@@ -40,6 +37,34 @@ class Sources:
     """Warnings for the report."""
     in_memory: bool = False
     """Whether reads are mostly views of memory that is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a merge divides the memory it may use, in bytes."""
+
+    threads: int
+    """That work at a time: fewer than asked for where memory would leave them only small chunks."""
+    chunk: int
+    workspace: int
+    planes: int
+    mapped: int
+    """What is in memory of planes on disk; 0 if they are in memory."""
+    cached_delta: int
+    """What is kept of the merged vector between the walk that measures it and the one that writes; 0 if nothing is."""
+    ahead: int
+    """Ranges that are begun and not yet taken."""
+    pool: int
+    """Threads, each with a range of its own: more than may work at a time where values have to be read."""
+
+    @property
+    def spill(self) -> bool:
+        """Whether the planes are on disk."""
+        return self.mapped > 0
+
+    @property
+    def peak(self) -> int:
+        return self.workspace + (self.mapped or self.planes) + self.cached_delta
 
 
 def working_dtype(tensor: Mergeable) -> torch.dtype:

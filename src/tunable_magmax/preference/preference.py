@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_whole, write_atomic
-from tunable_magmax.merging.names import in_order
+from tunable_magmax.merging.budget import in_order
 from tunable_magmax.preference.estimate import JSON, Intervals, alpha_weights, checked_weights, normalised, task_count
 from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior
 from tunable_magmax.showing import data_frame, html_table, plural, shown_shares

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.merging.names import in_order
+from tunable_magmax.merging.budget import in_order
 from tunable_magmax.runs.merge_file import read_merge_file
 from tunable_magmax.runs.run import Run, is_run, refuse_run_file
 

@@ -160,7 +160,7 @@ def recipe_of(
     asked for. A configuration that a merge saved names its models without saying where they are: they are where the
     merge's log says, or where `checkpoints` say.
     """
-    from tunable_magmax.merging.method import load_method
+    from tunable_magmax.merging.methods import load_method
 
     weighting, notify = weighting or Weighting(), notify or (lambda _: None)
     recipe = _source_of(source, checkpoints or Checkpoints())

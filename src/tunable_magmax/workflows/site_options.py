@@ -75,7 +75,7 @@ class SiteSources:
 
     def by_hand(self, run: Run) -> Preference | None:
         """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
-        from tunable_magmax.merging.names import in_order
+        from tunable_magmax.merging.budget import in_order
         from tunable_magmax.preference.preference import Preference
 
         given = [name for name in self.named() if name not in SAMPLES]

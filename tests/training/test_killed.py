@@ -24,7 +24,7 @@ MOMENTS = {
     "first task trained but not saved": ("empty_folder", 2),
     "saved but not entered": ("enter", 1),
     "second task trained but not saved": ("empty_folder", 3),
-    "checkpoint without profile": ("make_profile", 2),
+    "checkpoint without profile": ("profile_task", 2),
     "the last one not entered": ("enter", 2),
 }
 # Much like others: `make stress` tries them too.

@@ -302,8 +302,10 @@ def test_samples_are_kept_of_what_was_not_trained_on_or_not_at_all(start, tmp_pa
     held = [("good bye my card", "part"), ("hello my card", "greet")]
     record_task(tmp_path / "run", "travel", model, DATA["travel"], eval_data=held, keep=1)
     record_task(tmp_path / "run", "bank", model, DATA["bank"], keep=0)
+    record_task(tmp_path / "run", "again", model, eval_data=held)
     run = Run.open(tmp_path / "run")
     assert (run.kept[0].source, run.kept[0].samples, run.kept[1]) == ("evaluation", 2, None)
+    assert (run.kept[2].source, run.profiles[2].samples) == ("evaluation", 2)
     assert sorted(open_kept(run, 0).load(range(2))) == sorted(text for text, _ in held)
     assert all(profile is not None for profile in run.profiles)
 
@@ -318,6 +320,9 @@ def test_data_that_no_profile_can_be_made_of_is_refused_before_training(start, t
     with pytest.raises(InputError, match="inputs_embeds"):
         plain.train()
     assert recorded(tmp_path / "run") == {}
+    train(start, tmp_path, "travel", data=False)
+    run = Run.open(tmp_path / "run")
+    assert (run.names, run.profiles, run.kept) == (("travel",), (None,), (None,))
     model, _, values, labels = pictures
     args = transformers.TrainingArguments(str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True)
     record = callback(tmp_path / "pictures", "colours")

@@ -108,7 +108,7 @@ def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     assert config.benchmark.data == str(here / "all.csv")
     assert (config.benchmark.order.file, config.benchmark.order.name) == (str(here / "o.json"), "B")
     assert config.head.file == str(here / "h.st")
-    whole = read_config(path, ["benchmark={name: texts, data: b.csv, tasks: 2, order: {file: c.json}}"])
+    whole = read_config(path, ["benchmark={name: texts, data: b.csv, tasks: 2, order: {file: c.json, name: B}}"])
     assert (whole.benchmark.data, whole.benchmark.order.file) == (str(here / "b.csv"), str(here / "c.json"))
     mixed = read_config(path, ["benchmark.data=b.csv"])
     assert mixed.benchmark.order.file == str(file / "orders.json")  # what was not typed stays the file's

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cyclopts import Parameter
+
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.showing import plural
-from tunable_magmax.training.options import TrainOptions
+from tunable_magmax.workflows.options import Changes, Out
 
 if TYPE_CHECKING:
     from tunable_magmax.training.config import PlannedTask
     from tunable_magmax.training.sequence import TrainedRun
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `tmx train`."""
+
+    out: Out = None
+    """Write the run directory here. Default: beside the file, with its name."""
+    changes: Changes = ()
+    """Replace a value of the file, as train.lr=3e-5; repeatable. Relative paths count from the current directory."""
+    device: str | None = None
+    """Train on this device. Default: the GPU if there is one."""
+    dry_run: bool = False
+    """Only say what would be trained: tasks, samples, steps."""
 
 
 def train(config: Path, /, *, options: TrainOptions = TrainOptions()) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.training.options import Changes
+from tunable_magmax.workflows.options import Changes
 
 
 @Parameter(name="*")

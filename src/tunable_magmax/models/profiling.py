@@ -1,4 +1,4 @@
-"""Makes the profile of a task from its data and its encoder."""
+"""Makes the profile of a task from its data and its encoder, and has the run keep some samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.runs.kept import KEEP, write_kept
 from tunable_magmax.runs.profile import ROWS, Profile
+from tunable_magmax.runs.run import Evidence, KeptEntry, Run
 
 
 def make_profile(
@@ -47,3 +49,24 @@ def make_profile(
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
     return Profile(task, samples.classes, counts, len(left), features, encoder.digest, **based)
+
+
+def profile_task(
+    run: Run,
+    task: str,
+    encoder: Encoder,
+    base: Encoder,
+    samples: Samples,
+    held: Samples | None = None,
+    *,
+    keep: int = KEEP,
+    seed: int = 0,
+) -> KeptEntry | None:
+    """Writes the profile of a task that was just trained, and keeps `keep` samples of each class.
+
+    Of those that were `held` out, or else of the `samples`. Whoever calls it enters the task with what it returns.
+    """
+    make_profile(task, samples, encoder, base=base, seed=seed).save(run.profile_path(task))
+    source: Evidence = "training" if held is None else "evaluation"
+    kept = samples if held is None else held
+    return write_kept(run, task, kept, per_class=keep, source=source, size=encoder.picture_size, seed=seed)

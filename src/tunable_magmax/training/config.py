@@ -96,15 +96,10 @@ class RunFile:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(RunFile):
     """A checked run.yaml. `root`: the directory that its relative paths count from; not part of the record."""
 
-    model: str
-    benchmark: DataSet
-    head: HeadOptions = HeadOptions()
-    train: Optimisation = Optimisation()
-    keep: int = KEEP
-    seed: int = 0
+    benchmark: DataSet  # type: ignore[assignment]  # what the mapping describes
     root: Path = Path()
 
     @classmethod
@@ -129,9 +124,9 @@ class TrainConfig:
 
     def record(self) -> dict[str, Any]:
         """Returns the effective configuration: a run.yaml with every key."""
-        sections = {field.name: getattr(self, field.name) for field in fields(RunFile)}
-        sections |= {name: asdict(sections[name]) for name in ("head", "train")}
-        plain: dict[str, Any] = json.loads(json.dumps({**sections, "benchmark": self.benchmark.record()}))
+        sections = asdict(self)
+        del sections["root"]
+        plain: dict[str, Any] = json.loads(json.dumps(sections))
         return plain
 
 

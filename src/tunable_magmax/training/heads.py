@@ -46,8 +46,8 @@ def load_base(
     return encoder
 
 
-def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, reading: Mapping[str, Any]) -> Head:
-    """Makes the frozen head over all classes of the benchmark, in their order. `reading`: how data are read."""
+def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progress: Progress | None) -> Head:
+    """Makes the frozen head over all classes of the benchmark, in their order."""
     options, classes = config.head, benchmark.classes
     source = _source(config, encoder)
     templates = options.templates or benchmark.prompts or "plain"
@@ -57,7 +57,7 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, readi
     elif source == "glyphs":
         head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
     elif source == "means":
-        head = _mean_head(encoder, benchmark, reading, config.seed)
+        head = _mean_head(encoder, benchmark, config.seed, progress)
     else:
         head = (text_head if source == "text" else name_head)(encoder, classes, templates)
     if options.logit_scale is not None:
@@ -78,7 +78,7 @@ def _source(config: TrainConfig, encoder: Encoder) -> str:
     return "means" if encoder.tokenizer is None else "names"
 
 
-def _mean_head(encoder: Encoder, benchmark: Benchmark, reading: Mapping[str, Any], seed: int) -> Head:
+def _mean_head(encoder: Encoder, benchmark: Benchmark, seed: int, progress: Progress | None) -> Head:
     """Makes a head of class means: the base encoder embeds some training samples of each class."""
     labels: Any = benchmark.train.labels
     generator = torch.Generator().manual_seed(derived_seed(seed, "class means"))
@@ -89,7 +89,7 @@ def _mean_head(encoder: Encoder, benchmark: Benchmark, reading: Mapping[str, Any
     for positions in by_class.values():
         order = torch.randperm(len(positions), generator=generator)[:MEAN_SAMPLES].tolist()
         chosen += [positions[k] for k in order]
-    inputs = prepare(encoder, benchmark.train, sorted(chosen), **reading)
+    inputs = prepare(encoder, benchmark.train, sorted(chosen), progress=progress)
     return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)
 
 

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import locked, write_folder, write_json
-from tunable_magmax.runs.kept import KEEP, write_kept
-from tunable_magmax.runs.profile import ROWS
-from tunable_magmax.runs.run import BASE, Evidence, KeptEntry, Run, is_run
+from tunable_magmax.runs.kept import KEEP
+from tunable_magmax.runs.run import BASE, KeptEntry, Run, is_run
 
 TASKS = "tasks"
 VOTES = 200
@@ -45,7 +43,17 @@ def record_base(run: RunPath, base: Any, processing_class: Any = None) -> Path:
     with _locked(run) as path:
         if is_run(path) and Run.open(path, begun=True).tasks:
             raise InputError(f"{path} has tasks already, so its base stays; choose another directory for another base")
-        return _record_base(path, base, processing_class).base
+        if isinstance(base, str | os.PathLike):
+            place = Path(base)
+            if not place.exists():
+                raise InputError(f"{place} does not exist: give the checkpoint that training began with")
+        else:
+            place = path / BASE
+            shutil.rmtree(place, ignore_errors=True)
+            write_folder(place, lambda folder: _save(base, folder, processing_class))
+        begun = Run.begin(path, place)
+        begun.save()
+        return begun.base
 
 
 def record_task(
@@ -54,49 +62,47 @@ def record_task(
     model: Any,
     data: Any = None,
     *,
-    base: Any = None,
-    processing_class: Any = None,
     eval_data: Any = None,
+    processing_class: Any = None,
     replace: bool = False,
-    rows: int = ROWS,
     keep: int = KEEP,
-    seed: int = 0,
 ) -> Path:
     """Records a model that was just trained on a task, with a profile of the task's data; returns its checkpoint.
 
-    `data`: a path, pairs of an input and its label, or a data set of texts or pictures; without, there is no profile.
-    `eval_data`: the same, not trained on; `keep` samples of each class are kept of it, or else of `data`. `rows`: how
-    many samples the profile embeds, 0 for no profile. The base must have been recorded before (`record_base`), or is
-    `base`, a path. A task that is recorded already is refused, or with `replace` replaced. All is complete or not
-    there: a process that is killed can record the task again.
+    `data`: a path, pairs of an input and its label, or a data set of texts or pictures. `eval_data`: the same, not
+    trained on; `keep` samples of each class are kept of it, or else of `data`. Without both, there is no profile. The
+    base must have been recorded before (`record_base`). A task that is recorded already is refused, or with `replace`
+    replaced. All is complete or not there: a process that is killed can record the task again.
 
     >>> record_base("run", model)  # doctest: +SKIP
     >>> record_task("run", "travel", model, "travel.csv")  # doctest: +SKIP
     """
     with _locked(run) as path:
         _refuse_recorded(path, task, replace)
-        if base is None and not is_run(path):
+        if not is_run(path):
             raise InputError(
-                f"{path} has no base yet: call record_base({os.fspath(run)!r}, model) before the first task is "
-                "trained, or give base=, the path of the checkpoint that training began with"
+                f"{path} has no base yet: call record_base({os.fspath(run)!r}, BASE) with the model, or the path of "
+                "the checkpoint, that the first task's training began with"
             )
-        opened = Run.open(path, begun=True) if is_run(path) else _record_base(path, base, processing_class)
+        opened = Run.open(path, begun=True)
         old = recorded(run).get(task)
         checkpoint = _free_folder(opened, task)
         write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
         names = _class_names(task, model, data)
-        facts = _TaskFacts(names, [*names.values()] if _unnamed(names, task) else None)
+        classes = [*names.values()] if _unnamed(names, task) else None
+        kept, profiled = None, False
         try:
             if data is not None or eval_data is not None:
-                facts = _record_data(opened, task, checkpoint, names, data, eval_data, rows, keep, seed)
+                names, classes, kept = _record_data(opened, task, checkpoint, names, data, eval_data, keep)
+                profiled = True
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
                 f"`tmx init {path} --data {task}=DATA` adds them",
                 stacklevel=2,
             )
-        _name_rows(checkpoint, facts.names)
-        opened.enter(task, checkpoint, facts.classes, facts.profiled, facts.kept)
+        _name_rows(checkpoint, names)
+        opened.enter(task, checkpoint, classes, profiled, kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -110,16 +116,14 @@ def callback(
     *,
     eval_data: Any = None,
     replace: bool = False,
-    rows: int = ROWS,
     keep: int = KEEP,
-    seed: int = 0,
 ) -> Any:
     """Returns a `transformers.TrainerCallback` that records the task when its training ends, and before it the base.
 
     `data` and `eval_data`: as of `record_task`; by default what the Trainer trains on and evaluates on. Data that no
-    profile can be made of is refused when training begins, unless `rows` and `keep` are 0. A training that is
-    interrupted records nothing, and can be done again. A task that is recorded already is refused at once, so that it
-    is not trained in vain; `recorded(run)` says which are, and where their checkpoints are.
+    profile can be made of is refused when training begins; with `data=False` the checkpoint alone is recorded. A
+    training that is interrupted records nothing, and can be done again. A task that is recorded already is refused at
+    once, so that it is not trained in vain; `recorded(run)` says which are, and where their checkpoints are.
 
     >>> Trainer(model, args, train_dataset=data, callbacks=[callback("run/", task="travel")])  # doctest: +SKIP
     """
@@ -146,23 +150,15 @@ def callback(
                     f"training goes on from step {state.global_step}, and {path} does not know where it began: call "
                     f"record_base({str(path)!r}, BASE) with the path of the pre-trained checkpoint"
                 )
-            if rows or keep:
+            if data is not False:
                 _require_readable(Run.open(path, begun=True).base, _data(data, parts, "train"), _processor(parts))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                record_task(
-                    path,
-                    task,
-                    parts["model"],
-                    _data(data, parts, "train"),
-                    processing_class=_processor(parts),
-                    eval_data=_data(eval_data, parts, "eval"),
-                    replace=replace,
-                    rows=rows,
-                    keep=keep,
-                    seed=seed,
-                )
+                trained, held = _data(data, parts, "train"), _data(eval_data, parts, "eval")
+                samples = {} if data is False else {"data": trained, "eval_data": held}
+                options = {**samples, "processing_class": _processor(parts), "replace": replace, "keep": keep}
+                record_task(path, task, parts["model"], **options)
 
     return RecordTask()
 
@@ -182,7 +178,7 @@ def _require_readable(base: Path, data: Any, processor: Any) -> None:
     """Refuses data that no profile and no samples can be made of, as far as its first item tells."""
     from tunable_magmax.models.pretrained import IMAGE_FILES, VOCABULARIES
 
-    advice = "give the callback other data=, or rows=0 and keep=0 to record no more than the checkpoint"
+    advice = "give the callback other data=, or data=False to record no more than the checkpoint"
     try:
         in_memory = not isinstance(data, Samples | str | os.PathLike)
         kind = open_labelled(first_row(data) if in_memory else data, {}, processor).kind
@@ -212,20 +208,6 @@ def _refuse_recorded(path: Path, task: str, replace: bool) -> None:
         )
     if task in known and task != list(known)[-1]:
         warnings.warn(f"{task!r} is replaced, and later tasks were trained on from what it was", stacklevel=3)
-
-
-def _record_base(path: Path, base: Any, processing_class: Any) -> Run:
-    if isinstance(base, str | os.PathLike):
-        place = Path(base)
-        if not place.exists():
-            raise InputError(f"{place} does not exist: give the checkpoint that training began with")
-    else:
-        place = path / BASE
-        shutil.rmtree(place, ignore_errors=True)
-        write_folder(place, lambda folder: _save(base, folder, processing_class))
-    run = Run.begin(path, place)
-    run.save()
-    return run
 
 
 def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = None) -> None:
@@ -269,16 +251,6 @@ def _free_folder(run: Run, task: str) -> Path:
 # -- what a task's data tells -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _TaskFacts:
-    """What a task's data say: the classes by the classifier's row, those in use, and what was written."""
-
-    names: dict[int, str]
-    classes: list[str] | None
-    profiled: bool = False
-    kept: KeptEntry | None = None
-
-
 def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
     """Returns the classes that numbers stand for: by the model's configuration, by the data, or TASK/LABEL_0 and so on.
 
@@ -297,19 +269,11 @@ def _unnamed(names: dict[int, str], task: str) -> bool:
 
 
 def _record_data(
-    run: Run,
-    task: str,
-    checkpoint: Path,
-    names: dict[int, str],
-    data: Any,
-    eval_data: Any,
-    rows: int,
-    keep: int,
-    seed: int,
-) -> _TaskFacts:
-    """Writes the profile and the kept samples of a task."""
+    run: Run, task: str, checkpoint: Path, names: dict[int, str], data: Any, eval_data: Any, keep: int
+) -> tuple[dict[int, str], list[str], KeptEntry | None]:
+    """Writes the profile and the kept samples of a task; returns the classes by row, those in use, and what is kept."""
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.profiling import make_profile
+    from tunable_magmax.models.profiling import profile_task
 
     encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base, assets=checkpoint)
     processor = encoder.image_processor or encoder.tokenizer
@@ -319,13 +283,8 @@ def _record_data(
     assert samples.labels is not None
     if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):
         names = {**names, **_voted(checkpoint, run.base, samples)}
-    profiled = bool(rows and data is not None)
-    if profiled:
-        make_profile(task, samples, encoder, base=base, rows=rows, seed=seed).save(run.profile_path(task))
-    source: Evidence = "training" if held is None else "evaluation"
-    shown = samples if held is None else held
-    kept = write_kept(run, task, shown, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
-    return _TaskFacts(names, [samples.classes[k] for k in sorted(set(samples.labels))], profiled, kept)
+    kept = profile_task(run, task, encoder, base, samples, held, keep=keep)
+    return names, [samples.classes[k] for k in sorted(set(samples.labels))], kept
 
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:

@@ -20,9 +20,8 @@ from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.prepared import Prepared, prepare
 from tunable_magmax.models.pretrained import put_companions, quiet
-from tunable_magmax.models.profiling import make_profile
+from tunable_magmax.models.profiling import profile_task
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
-from tunable_magmax.runs.kept import write_kept
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import BUILTIN, TrainConfig
 from tunable_magmax.training.heads import load_base, make_head, new_classifier, read_classifier
@@ -61,10 +60,9 @@ def train_sequence(
     """
     benchmark = open_benchmark(config.benchmark)
     tasks = benchmark.tasks
-    reading: dict[str, Any] = {"progress": progress}
     with Run.training(out, config.record(), len(tasks)) as run:
         finished = len(run.tasks)
-        base, head = _base_and_head(config, run, benchmark, device, reading)
+        base, head = _base_and_head(config, run, benchmark, device, progress)
         run.check_setup(_setup(config, base, head, benchmark))
         if finished < len(tasks):
             sequence: _Sequence = (
@@ -73,7 +71,7 @@ def train_sequence(
                 else _FrozenHead(config, run, benchmark, base, head)
             )
             for t in range(finished, len(tasks)):
-                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, **reading), watch)
+                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, progress=progress), watch)
         results = tuple(TaskResult(**facts) for facts in run.training_facts)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
 
@@ -104,22 +102,9 @@ class _Sequence(ABC):
         self.save(checkpoint)
         result = replace(result, seconds=round(result.seconds, 3))
         samples = self.benchmark.train.subset(inputs.positions)  # those that can be read
-        make_profile(
-            task.name,
-            samples,
-            load_encoder(checkpoint, str(self.base.device), assets=run.base),
-            base=self.base,
-            seed=config.seed,
-        ).save(run.profile_path(task.name))
-        kept = write_kept(
-            run,
-            task.name,
-            self.benchmark.train.subset(task.held) if task.held else samples,
-            per_class=config.keep,
-            source="evaluation" if task.held else "training",
-            size=self.base.picture_size,
-            seed=config.seed,
-        )
+        held = self.benchmark.train.subset(task.held) if task.held else None
+        encoder = load_encoder(checkpoint, str(self.base.device), assets=run.base)
+        kept = profile_task(run, task.name, encoder, self.base, samples, held, keep=config.keep, seed=config.seed)
         names = [self.benchmark.classes[k] for k in task.classes]
         run.enter(task.name, checkpoint, names, profiled=True, kept=kept, training=asdict(result))
         run.save()
@@ -172,18 +157,18 @@ class _NewClassifiers(_Sequence):
 
 
 def _base_and_head(
-    config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, reading: Mapping[str, Any]
+    config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, progress: Progress | None
 ) -> tuple[Encoder, Head | None]:
     """Returns base and head, if there is one: made once, the base last, then read back from the run directory."""
     if not run.base.exists():
         scratch = run.empty_folder("pretrained.partial")
         try:
-            encoder = load_base(config, benchmark, scratch, device, reading["progress"])
+            encoder = load_base(config, benchmark, scratch, device, progress)
             if config.head.source == BUILTIN:
                 # An architecture that does not fit is reported before anything is written.
                 new_classifier(encoder, encoder.module.state_dict(), ["any"], 0)
             else:
-                head = make_head(config, encoder, benchmark, reading)
+                head = make_head(config, encoder, benchmark, progress)
                 encoder = image_tower(encoder)
                 trainable(encoder, config.train.freeze)
                 assert run.head is not None

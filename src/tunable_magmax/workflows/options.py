@@ -76,6 +76,8 @@ OUTPUT = Group("Output and resources", sort_key=4)
 NO_OPTION = Parameter(parse=False)
 """For what a configuration or Python sets, and the command line does not."""
 Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
+Changes = Annotated[Sequence[str], Parameter(name="--set", negative=())]
+"""Values of a YAML file, as KEY=VALUE."""
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -80,12 +80,10 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
         for name in classes:
             rows[name] = run.mean_embedding(encoder, name)
     trained = enter(path, rows, logit_scale=50)
-    profiles = {}
-    for t, (task, classes) in enumerate(TASKS.items()):
-        if profiled:
-            samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
-            encoder = load_encoder(path / task, "cpu", assets=path / "base")
-            profiles[t] = trained.profile_path(task)
-            make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(profiles[t])
-    trained.register_profiles(profiles, path / "head.safetensors", path / "base")
+    trained.register_head(path / "head.safetensors", path / "base")
+    for task, classes in TASKS.items() if profiled else ():
+        samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
+        encoder = load_encoder(path / task, "cpu", assets=path / "base")
+        make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(trained.profile_path(task))
+        trained.register_profile(task)
     return run

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -270,28 +269,3 @@ def _replace(content: Any, keys: Sequence[str], read: Reader) -> None:
         content = content.get(key) if isinstance(content, dict) else None
     if isinstance(content, dict) and last in content:
         content[last] = read(content[last])
-
-
-def divide(
-    whose: str, options: Mapping[str, Any], *kinds: type[Any], others: Iterable[str] = ()
-) -> list[dict[str, Any]]:
-    """Divides keyword arguments among dataclasses by their fields, and what `others` names; refuses those of none.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Size:
-    ...     width: int = 1
-    >>> divide("draw", {"width": 2, "ink": "blue"}, Size, others=["ink"])
-    [{'width': 2}, {'ink': 'blue'}]
-    >>> divide("draw", {"widht": 2}, Size)
-    Traceback (most recent call last):
-    tunable_magmax.errors.InputError: draw has no option 'widht' (did you mean 'width'?); ...
-    """
-    groups = [{field.name for field in fields(kind)} for kind in kinds]
-    groups += [set(others)] if others else []
-    known = sorted(set().union(*groups))
-    unknown = next((name for name in options if name not in known), None)
-    if unknown is not None:
-        hint = closest(unknown, known)
-        raise InputError(f"{whose} has no option {unknown!r}{hint}; beside those it names, it has {', '.join(known)}")
-    return [{name: value for name, value in options.items() if name in group} for group in groups]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import glob
 import json
 import os
 import re
@@ -31,6 +30,8 @@ _UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
+
+_UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[0-9a-f]{8}")
 
 
 def parse_size(size: int | str, what: str) -> int:
@@ -99,10 +100,15 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
         raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
-def remove_unfinished(path: Path) -> None:
-    """Removes what killed processes left of `write_atomic` of this file; no other process may be writing it."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
-        left.unlink(missing_ok=True)
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what a killed process left of `write_atomic`."""
+    return _UNFINISHED.fullmatch(path.name) is not None and path.is_file()
+
+
+def remove_unfinished(paths: Iterable[Path]) -> None:
+    """Removes those files that a killed process had not finished; no other process may be writing them."""
+    for path in filter(is_unfinished, list(paths)):
+        path.unlink(missing_ok=True)
 
 
 def exchange(one: Path, other: Path) -> bool:

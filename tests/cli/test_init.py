@@ -47,7 +47,7 @@ def test_a_run_of_what_trainer_left(tmx, trained):
     made = tmx("init", "run", *words)
     assert made.code == 0, made.err
     lines = made.out.splitlines()
-    assert " ".join(lines[1].split()) == "travel checkpoint-10 of out/travel 8 samples of 2 classes"
+    assert " ".join(lines[1].split()) == "travel out/travel/checkpoint-10 8 samples of 2 classes"
     assert lines[2].split() == ["money", "out/bank"]
     shutil.move(trained, trained.with_name("moved"))
     run = Run.open(trained.with_name("moved") / "run")

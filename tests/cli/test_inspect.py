@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
+from tunable_magmax.checkpoints.checkpoint import PositionedFile
 from tunable_magmax.cli.terminal import table
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows.inspect import inspect_checkpoint, layer_of

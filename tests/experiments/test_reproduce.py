@@ -58,7 +58,7 @@ def test_joint_training_takes_as_many_steps_as_the_sequence(done):
     (joint,) = (root / "work" / "toy").glob("joint-*/seed-3")
     steps = {}
     for name, run in (("joint", joint), ("sequence", root / "work" / experiment.setting / "seed-3")):
-        steps[name] = [facts["steps"] for facts in Run.open(run).training_facts]
+        steps[name] = [task.training["steps"] for task in Run.open(run).record.tasks]
     assert len(steps["joint"]) == 1 < len(steps["sequence"])
     assert sum(steps["joint"]) == sum(steps["sequence"])
 

@@ -165,7 +165,7 @@ def _run(folder: Path) -> None:
         assert len(run.labels) == len(run.tasks)
         with suppress(TmxError):
             _ = run.profiles
-        _ = run.head, run.benchmark, run.checkpoints
+        _ = run.head, run.record.benchmark, run.checkpoints
     tmx("merge", "--dry-run", folder)
 
 

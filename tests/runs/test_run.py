@@ -40,7 +40,7 @@ def test_the_least_that_a_run_says(tmp_path):
     assert run.names == run.labels == ("cats", "dogs")
     assert run.profiles == (None, None)
     assert run.classes == {}
-    assert run.head is run.benchmark is None
+    assert run.head is run.record.benchmark is None
 
 
 def test_tasks_need_no_names(tmp_path):
@@ -63,9 +63,10 @@ def test_profiles_are_registered_and_other_keys_kept(tmp_path):
         run.require_profiles("a test")
     for task in ("cats", "dogs"):
         profile(task, [task, "mice"]).save(run.profile_path(task))
-    run.register_profiles({0: run.profile_path("cats")})
+    run.register_profile("cats")
     assert [found and found.task for found in run.profiles] == ["cats", None]
-    run.register_profiles({1: run.profile_path("dogs")}, head, folder / "base")
+    run.register_profile("dogs")
+    run.register_head(head, folder / "base")
     for seen in (run, Run.open(folder)):
         assert [found.task for found in seen.require_profiles("a test")] == ["cats", "dogs"]
         assert seen.classes == {"cats": ("cats", "mice"), "dogs": ("dogs", "mice")}
@@ -127,8 +128,9 @@ def test_a_run_in_training(tmp_path):
         pass
     (run.path / "task-01").mkdir()
     with Run.training(*arguments) as again:
-        assert (again.names, again.benchmark, again.classes) == (("cats",), {"name": "texts"}, {"cats": ("cat",)})
-        assert again.training_facts == ({"steps": 3},)
+        assert (again.names, again.classes) == (("cats",), {"cats": ("cat",)})
+        assert again.record.benchmark == {"name": "texts"}
+        assert [task.training for task in again.record.tasks] == [{"steps": 3}]
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json", "task-01"]
 
 

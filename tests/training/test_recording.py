@@ -22,7 +22,6 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import load_image_processor
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.runs.kept import open_kept
-from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
 
@@ -113,7 +112,7 @@ def test_what_is_recorded_is_replaced_only_if_asked(start, tmp_path):
     train(start, tmp_path, "travel", replace=True, data=DATA["travel"])
     (new,) = recorded(tmp_path / "run").values()
     assert (old.exists(), new.is_dir()) == (False, True)
-    assert Profile.load(Run.open(tmp_path / "run").profile_files[0]).encoder == checkpoint_digest(new)
+    assert Run.open(tmp_path / "run").profiles[0].encoder == checkpoint_digest(new)
 
 
 def test_an_interrupted_training_records_nothing_and_can_be_done_again(start, tmp_path):

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened, PositionedFile
 from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, find_renaming
 from tunable_magmax.errors import InputError, shortened, some_of

@@ -1,7 +1,8 @@
-"""The interfaces of opened models: `Opened` for adapters and checkpoints, `Checkpoint` for those that store values."""
+"""Opened models: `Opened` for adapters and checkpoints, `Checkpoint` for those that store values, and their files."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,10 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code, torch_dtype
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_LARGEST_READ = 1 << 30  # one system call gives at most 2 GiB
 
 
 class Opened(ABC):
@@ -111,6 +114,63 @@ class View(Checkpoint):
 
     def close(self) -> None:
         self._opened.close()
+
+
+class PositionedFile:
+    """A file that threads read at given positions, and that is refused if it was changed after it was opened.
+
+    Each read compares device, inode, size and time of the last write with those at opening. The time of the last change
+    of the inode is not compared: backups, new names and new permissions change it. No descriptor stays open: fifty
+    sharded checkpoints are thousands of files. Nothing is mapped into memory: mapped pages count as memory of the
+    process, and reading a mapped file that was cut short kills it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not path.is_file():
+                raise InputError(f"{path} is missing or not a regular file: give a checkpoint, or a directory with one")
+            with open(path, "rb", buffering=0) as file:
+                self._identity = _identity(file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror or error}): check its permissions and that its disk is mounted"
+            ) from error
+        self.size = self._identity[2]
+
+    def read_into(self, position: int, buffer: memoryview) -> None:
+        """Fills `buffer` (bytes, writable) from `position` on, or raises a `StorageError`."""
+        done = 0
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                self._compare(file.fileno())
+                while done < buffer.nbytes:
+                    count = os.preadv(file.fileno(), [buffer[done : done + _LARGEST_READ]], position + done)
+                    if count == 0:
+                        raise OSError("the file ends there")
+                    done += count
+                self._compare(file.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: reading failed at byte {position + done} ({error.strerror or error}): "
+                "check the disk or restore the file, and run the same command again"
+            ) from error
+
+    def refuse_changed(self) -> None:
+        """Raises an `InputError` if the file is not the one that was opened, or was written to since then."""
+        self.read_into(0, memoryview(b""))
+
+    def _compare(self, descriptor: int) -> None:
+        if _identity(descriptor) != self._identity:
+            raise InputError(
+                f"{self.path}: was changed after it was opened, so that old and new values would be mixed: wait until "
+                "it is complete, and run the same command again"
+            )
+
+
+def _identity(descriptor: int) -> tuple[int, int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:

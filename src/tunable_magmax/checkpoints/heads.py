@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened, View, read_tensor
-from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
+from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype, widest
 from tunable_magmax.errors import InputError, some_of
 

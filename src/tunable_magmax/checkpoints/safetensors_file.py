@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, PositionedFile
 from tunable_magmax.checkpoints.tensors import (
     BITS,
     FORMAT_KEY,

@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, PositionedFile
 from tunable_magmax.checkpoints.companions import transformer_folder
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.safetensors_file import INDEX, SafetensorsFile
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError, some_of

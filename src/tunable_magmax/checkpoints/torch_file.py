@@ -1,8 +1,8 @@
 """Opens one file written by `torch.save`. Only tensors are loaded from it, never code.
 
 torch's restricted unpickler makes the tensors on the device `meta`, without values, and says at which byte of the file
-each storage begins; values are then read by position. Transposed and sliced tensors are loaded whole, and so are files
-in torch's old format (no zip archive), and all files where torch does not say where values are (before 2.11).
+each storage begins; values are then read by position. Loaded whole are files in torch's old format (no zip archive),
+files with transposed or sliced tensors, and all files where torch does not say where values are (before 2.11).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, PositionedFile
 from tunable_magmax.checkpoints.tensors import LONGEST_NAME, MOST_DIMENSIONS, TensorInfo, dtype_code
 from tunable_magmax.errors import InputError, shortened, some_of
 
@@ -47,53 +46,50 @@ class TorchFile(Checkpoint):
         self.files = (path,)
         self._file = PositionedFile(path)
         self._streamed = _is_plain_archive(path) and _tells_offsets()
-        state_dict = _state_dict(path, _load(path, "meta" if self._streamed else "cpu"))
-        self._tensors, self.aliases = _distinct(state_dict)
+        self._tensors, self.aliases = self._load()
         if absent := [name for name, tensor in self._tensors.items() if self._streamed and not self._has_data(tensor)]:
             raise InputError(f"{path}: has no data for {some_of(absent, 20, show=repr)}: save it again")
         views = sum(tensor.nbytes for tensor in self._tensors.values() if not tensor.is_contiguous())
         if views > self._file.size:
             raise InputError(f"{path}: {_AMPLIFIED}")
-        self.in_memory = views if self._streamed else self._file.size + views
+        if views and self._streamed:
+            self._streamed = False
+            self._tensors, self.aliases = self._load()
+        self.in_memory = 0 if self._streamed else self._file.size + views
         self._file.refuse_changed()  # torch opened it by its name
-        self._loaded: dict[str, torch.Tensor] = {}
         self.tensors = {
             name: TensorInfo(name, dtype_code(tensor.dtype) or "", tuple(tensor.shape))
             for name, tensor in self._tensors.items()
         }
 
+    def _load(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Returns the distinct tensors, without values where these are read by position, and the names of others."""
+        return _distinct(_state_dict(self.path, _load(self.path, "meta" if self._streamed else "cpu")))
+
     def _has_data(self, tensor: torch.Tensor) -> bool:
-        """Whether the file has all values of a tensor."""
+        """Whether the file has all values of a tensor, which may be transposed or sliced."""
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        size = (1 + sum((count - 1) * step for count, step in steps)) * tensor.element_size()
         begin = _begin(tensor)
-        return not tensor.numel() or (begin is not None and 0 <= begin <= self._file.size - _span(tensor))
+        return not tensor.numel() or (begin is not None and 0 <= begin <= self._file.size - size)
 
     def _read(self, name: str, offset: int, target: memoryview) -> None:
         import torch
 
         tensor = self._tensors[name]
-        if self._streamed and tensor.is_contiguous():
+        if self._streamed:
             self._file.read_into((_begin(tensor) or 0) + offset, target)
             return
-        if name not in self._loaded:  # two threads that ask at once load it twice
-            self._loaded[name] = self._values(tensor).contiguous().reshape(-1).view(torch.uint8)
-        values = self._loaded[name][offset : offset + target.nbytes]
+        if not tensor.is_contiguous():  # two threads that ask at once make it so twice
+            tensor = self._tensors[name] = tensor.contiguous()
+        values = tensor.reshape(-1).view(torch.uint8)[offset : offset + target.nbytes]
         torch.frombuffer(target, dtype=torch.uint8).copy_(values)
-
-    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor in memory; of a transposed or sliced one, what lies between its elements is read as well."""
-        import torch
-
-        if not self._streamed:
-            return tensor
-        data = bytearray(_span(tensor))
-        self._file.read_into(_begin(tensor) or 0, memoryview(data))
-        return torch.frombuffer(data, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def refuse_changed(self) -> None:
         self._file.refuse_changed()
 
     def close(self) -> None:
-        self._tensors, self._loaded = {}, {}
+        self._tensors = {}
 
 
 def _is_plain_archive(path: Path) -> bool:
@@ -135,12 +131,6 @@ def _begin(tensor: torch.Tensor) -> int | None:
     """Returns the byte of the file at which a tensor begins; None if there is none."""
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     return None if offset is None else offset + tensor.storage_offset() * tensor.element_size()
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Returns the bytes from a tensor's first element to its last; it must have one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (1 + last) * tensor.element_size()
 
 
 def _load(path: Path, device: str) -> object:

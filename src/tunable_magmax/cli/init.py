@@ -44,7 +44,7 @@ def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
 
 def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     given = made.inputs
-    yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base.words}"
+    yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base}"
     rows = []
     for name, found in given.tasks.items():
         data = ""
@@ -54,7 +54,7 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
             data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in given.data:
             data = f"profile of {given.data[name].place}"
-        rows.append([name, found.words, data])
+        rows.append([name, str(found), data])
     yield from table(rows)
     if dry_run:
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tunable_magmax.checkpoints.adapter import Adapter
 from tunable_magmax.checkpoints.checkpoint import read_tensor
-from tunable_magmax.checkpoints.model_config import ModelConfig
+from tunable_magmax.checkpoints.companions import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.checkpoints.companions import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.checkpoints.model_config import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Encoder, input_tools, probe_batch
 from tunable_magmax.models.fitting import View

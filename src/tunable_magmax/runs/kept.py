@@ -99,7 +99,7 @@ def write_kept(
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
     others = [entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task]
     left = KEPT_BYTES - sum(entry.bytes for entry in others if entry is not None)
-    bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.planned_tasks or 0), left))
+    bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.record.planned_tasks or 0), left))
     drawn, fitting = _drawn(samples, per_class, bound, size, seed)
     if not drawn:
         warnings.warn(

@@ -1,17 +1,23 @@
-"""What to merge, as people write it: a run directory, or a YAML of the shape that users of mergekit know."""
+"""What to merge, as people write it: a run directory, or a YAML of the shape that users of mergekit know.
+
+docs/merge.md says what mergekit's keys mean here.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.merging.budget import in_order
-from tunable_magmax.runs.merge_file import read_merge_file
 from tunable_magmax.runs.run import Run, is_run, refuse_run_file
 
 
@@ -53,6 +59,24 @@ class Recipe:
         return replace(self, options=merged)
 
 
+def read_recipe(path: str | Path) -> Recipe:
+    """Reads a run directory or a YAML configuration."""
+    path = Path(path)
+    refuse_run_file(path)
+    if not path.is_dir():
+        return _read_yaml_recipe(path)
+    if not is_run(path):
+        raise InputError(
+            f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
+        )
+    run = Run.open(path)
+    base, *tasks = run.sources
+    return Recipe(base, tuple(tasks), names=run.names)
+
+
+# -- names of tasks ---------------------------------------------------------------------------------------------------
+
+
 def read_tasks(texts: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...] | None]:
     """Reads tasks as people type them, NAME=PATH or PATH; returns paths, and names if one has a name.
 
@@ -65,8 +89,7 @@ def read_tasks(texts: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...] 
     """
     pairs = [split_name(text) for text in texts]
     paths = tuple(Path(path) for _, path in pairs)
-    names = [name for name, _ in pairs]
-    return paths, None if set(names) <= {None} else _complete(names, paths)
+    return paths, _names([name for name, _ in pairs], paths)
 
 
 def split_name(text: str) -> tuple[str | None, str]:
@@ -92,6 +115,11 @@ def folder_name(path: Path) -> str:
     return path.stem if path.suffix in (".safetensors", ".bin", ".pt", ".pth") else path.absolute().name
 
 
+def _names(names: Sequence[str | None], paths: Sequence[Path]) -> tuple[str, ...] | None:
+    """Returns the names of tasks, if at least one has a name."""
+    return None if set(names) <= {None} else _complete(names, paths)
+
+
 def _complete(names: Sequence[str | None], paths: Sequence[Path]) -> tuple[str, ...]:
     complete = tuple(name or folder_name(path) for name, path in zip(names, paths, strict=True))
     twice = [name for name, count in Counter(complete).items() if count > 1]
@@ -100,28 +128,211 @@ def _complete(names: Sequence[str | None], paths: Sequence[Path]) -> tuple[str, 
     return complete
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """Reads a run directory or a YAML configuration."""
-    path = Path(path)
-    refuse_run_file(path)
-    if not path.is_dir():
-        return _read_yaml_recipe(path)
-    if not is_run(path):
-        raise InputError(
-            f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
-        )
-    run = Run.open(path)
-    base, *tasks = run.sources
-    return Recipe(base, tuple(tasks), names=run.names)
+# -- configurations of mergekit ---------------------------------------------------------------------------------------
+
+_One: TypeAlias = Annotated[
+    # Texts as well, because the merge also takes 1/3.
+    int | float | str,
+    Field(description="one number: a model has one weight, and include and exclude choose tensors"),
+]
+_CLOSEST = {
+    "ties, which trims by magnitude and not at random": ("dare_ties", "della", "breadcrumbs_ties", "sce", "ram"),
+    "task_arithmetic, which drops nothing": ("dare_linear", "della_linear", "breadcrumbs"),
+    "average, the mean on a straight line": ("slerp", "nuslerp", "multislerp", "karcher", "model_stock", "nearswap"),
+    "magmax, which takes the largest change of each element": ("arcee_fusion",),
+    "last_task with the scale 1, which is the last model as it is": ("passthrough",),
+}
+"""Methods that only mergekit has, by the closest one here."""
+_ELSEWHERE = {method: ours for ours, methods in _CLOSEST.items() for method in methods}
+_THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
+"""Parameters of mergekit; a file that has one of ours beside them has our defaults."""
+_NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
+"""Parameters that become other options, or none."""
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """The parameters of one model."""
+
+    __pydantic_config__ = STRICT
+    weight: _One | None = None
+    density: _One | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A task's checkpoint; the base may be listed too, and is skipped."""
+
+    __pydantic_config__ = STRICT
+    model: Text
+    name: Annotated[str | None, Field(description="what the task is called")] = None
+    parameters: ModelParameters = ModelParameters()
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """The YAML of a merge. Relative paths count from its directory. Only `linear` needs no base_model.
+
+    `parameters`: the options of a merge, of which `lambda` is another name of `scale`, and mergekit's. The output gets
+    the base's tokenizer.
+    """
+
+    __pydantic_config__ = STRICT
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
+    base_model: Text | None = None
+    merge_method: Text = "tunable_magmax"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    dtype: Text | None = None
+    out_dtype: Text | None = None
+    tokenizer_source: Literal["base"] | None = None
 
 
 def _read_yaml_recipe(path: Path) -> Recipe:
-    """Reads a YAML configuration."""
-    file = read_merge_file(path)
-    paths = tuple(place_of(task.model, path.parent) for task in file.tasks)
-    names = [task.name for task in file.tasks]
+    """Reads a YAML configuration; all that is wrong with it is one error."""
+    keys = ", ".join(each.name for each in fields(RecipeFile))
+    content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
+    content["parameters"] = content.get("parameters") or {}
+    if isinstance(content.get("models"), list):  # a model may be its path alone
+        content["models"] = [{"model": entry} if isinstance(entry, str) else entry for entry in content["models"]]
+    problems: list[str] = []
+    file = gather(RecipeFile, content, problems)
+    problems += _unsupported(content)
+    if file is None:
+        refuse(problems, str(path))
+    assert file is not None
+    root, base = path.parent, file.base_model or file.models[0].model
+    tasks = tuple(entry for entry in file.models if not _same(root, entry.model, base))
+    options: dict[str, Any] = {}
+    names, paths = None, tuple(place_of(task.model, root) for task in tasks)
     try:
-        complete = None if set(names) <= {None} else _complete(names, paths)
+        names = _names([task.name for task in tasks], paths)
+        options = _linear(file, tasks) if file.merge_method == "linear" else _options(file, tasks)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return Recipe(place_of(file.base, path.parent), paths, file.options, complete, notes=file.notes)
+        problems.append(str(error))
+    problems += _wrong_values(options, len(tasks))
+    refuse(problems, str(path))
+    return Recipe(place_of(base, root), paths, options, names, tuple(_notes(file)))
+
+
+def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what mergekit can do and this program cannot, unknown parameters, and what is missing."""
+    from tunable_magmax.merging.options import Options
+
+    method, parameters = content.get("merge_method"), content["parameters"]
+    if content.get("base_model") is None and method != "linear":
+        yield "'base_model' is missing"
+    if isinstance(method, str) and method in _ELSEWHERE:
+        yield f"merge_method {method!r} is not here; the closest is {_ELSEWHERE[method]}"
+    if not isinstance(parameters, Mapping):
+        return
+    known = sorted({each.name for each in fields(Options)} - {"method", "out_dtype"} | _THEIRS)
+    for key in parameters:
+        if key not in known:
+            yield f"unknown key {key!r} in parameters{closest(str(key), known)}; known: {', '.join(known)}"
+    for key in ("weight", "density"):
+        if isinstance(parameters.get(key), list | Mapping):
+            yield f"parameters.{key} is {parameters[key]!r}: must be one number; there is none by layer or filter"
+    if "scale" in parameters and "lambda" in parameters:
+        yield "parameters has both 'scale' and 'lambda', which are the same"
+    if parameters.get("rescale"):
+        yield "key 'rescale' in parameters is not supported: use scale"
+
+
+def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Returns the options of a merge onto a base."""
+    method, parameters = file.merge_method, file.parameters
+    options = _own_options(file) | _by_model(file, "weight", tasks)
+    if any(model.parameters.density is not None for model in tasks):
+        options |= _by_model(file, "density", tasks)
+    normalize = parameters.get("normalize")
+    if method == "ties" and normalize is not None:
+        options["normalize"] = normalize
+    elif method == "task_arithmetic" and normalize is True:
+        method = "average"  # whose weights are shares
+    elif normalize not in (None, True) and not (method == "task_arithmetic" and normalize is False):
+        raise InputError(f"normalize is {normalize}: the weights of {method} are shares, and sum to 1 anyway")
+    if file.merge_method in ("ties", "task_arithmetic") and parameters.keys() <= _THEIRS:
+        options = {"scale": 1, **options}
+        if method == "ties":
+            options = {"density": 1, "scope": "tensor", "normalize": True, **options}
+    return {"method": method, **options}
+
+
+def _linear(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Returns the options of a mean of whole models, of which the base may be one."""
+    from tunable_magmax.merging.budget import read_decimal
+
+    if refused := {"scale", "lambda", "density"} & file.parameters.keys():
+        raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
+    weights = _by_model(file, "weight", file.models).get("weights", file.parameters.get("weights"))
+    shares = [read_decimal(weight, "weight") for weight in weights or [1] * len(file.models)]
+    total = sum(shares, start=Fraction(0))
+    if file.parameters.get("normalize") is False and total != 1:
+        raise InputError(
+            f"normalize is false, but the weights of linear sum to {float(total):g}, which would scale the models as a "
+            "whole; make them sum to 1, or leave out normalize"
+        )
+    if total <= 0 or len(shares) != len(file.models):
+        raise InputError("linear needs a weight for each model, with a sum above 0")
+    chosen = [str(share / total) for model, share in zip(file.models, shares, strict=True) if model in tasks]
+    return {"method": "task_arithmetic", "scale": 1, **_own_options(file), "weights": chosen}
+
+
+def _own_options(file: RecipeFile) -> dict[str, Any]:
+    """Returns the parameters that are options of a merge here."""
+    named = {"scale" if key == "lambda" else key: value for key, value in file.parameters.items()}
+    options = {key: value for key, value in named.items() if key not in _NO_OPTIONS}
+    dtype = file.out_dtype or file.dtype
+    return options if dtype is None else {**options, "out_dtype": dtype}
+
+
+def _by_model(file: RecipeFile, key: str, models: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Returns the weights or densities of models; what a model lacks is the parameters'."""
+    general = file.parameters.get(key)
+    values = [getattr(model.parameters, key) for model in models]
+    if all(value is None for value in [general, *values]):
+        return {}
+    if key == "weight" and "weights" in file.parameters:
+        raise InputError("weights are given both in parameters and for the models; give them once")
+    general = 1 if general is None and key == "density" else general  # mergekit's default
+    values = [general if value is None else value for value in values]
+    if None in values:
+        raise InputError(
+            "some models have a weight and some have none; give one to each, 0 for those that do not matter"
+        )
+    return {"weights" if key == "weight" else key: values}
+
+
+def _notes(file: RecipeFile) -> Iterator[str]:
+    """Yields what a user should know."""
+    if file.parameters.get("int8_mask"):
+        yield "int8_mask saves memory in mergekit; here masks are bits anyway, and it has no effect"
+    if file.merge_method == "linear":
+        yield "linear is merged as task_arithmetic with the models' shares, which is the same mean"
+    if file.parameters.get("fitted_head"):
+        yield (
+            "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' "
+            "own classifiers; `tmx tailor` fits a head"
+        )
+
+
+def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
+    """Yields what is wrong with each option by itself: an unknown method, a negative weight, ..."""
+    from tunable_magmax.merging.methods import METHODS
+    from tunable_magmax.merging.options import Options, one_of
+
+    for name, value in options.items():
+        try:
+            if name == "method":
+                one_of(value, "merge_method", (*METHODS, *_ELSEWHERE))
+            elif name in Options.__slots__:
+                patterns = name in ("include", "exclude") and isinstance(value, str)
+                Options.read(tasks, **{name: [value] if patterns else value})
+        except InputError as error:
+            yield str(error)
+
+
+def _same(root: Path, one: str, other: str) -> bool:
+    if (name := hub_name(one)) is not None and name == hub_name(other):
+        return True
+    return (root / one).resolve() == (root / other).resolve()

@@ -17,13 +17,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from tunable_magmax.checkpoints.hub import located, pinned, place_of
-from tunable_magmax.config import LENIENT, check
+from tunable_magmax.config import LENIENT, check, parse_yaml
 from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
-from tunable_magmax.files import load_json, locked, remove_unfinished, write_atomic, write_json
-from tunable_magmax.runs.claim import claim, differences
+from tunable_magmax.files import (
+    is_unfinished,
+    locked,
+    read_json,
+    read_whole,
+    remove_unfinished,
+    write_atomic,
+    write_json,
+)
 from tunable_magmax.runs.profile import Profile
 
 RUN_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
 RUN_VERSION = 1
 HEAD_FILE = "classifier-head.safetensors"
 BASE = "base"
@@ -105,8 +113,8 @@ class Run:
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
         """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
         self.path, self._content = path, content
-        self._record = check(RunRecord, content, str(path / RUN_FILE))
-        self.names = _names(self._record)
+        self.record = check(RunRecord, content, str(path / RUN_FILE))
+        self.names = _names(self.record)
         """The names of the tasks, if all have one."""
         if self.names is not None and len(set(self.names)) < len(self.names):
             raise InputError(f"{path / RUN_FILE}: two tasks have the same name; task names must differ")
@@ -119,14 +127,9 @@ class Run:
         if not is_run(path):
             inside = f"; {path / 'run'} is one" if is_run(path / "run") else ""
             raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}{inside}")
-        file = path / RUN_FILE
-        try:
-            content = load_json(file)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: not a readable JSON file ({error})") from None
-        run = cls(path, content)
-        if not run._record.tasks and not begun:
-            raise InputError(f"{file}: the run has no tasks")
+        run = cls(path, read_json(path / RUN_FILE))
+        if not run.record.tasks and not begun:
+            raise InputError(f"{path / RUN_FILE}: the run has no tasks")
         return run
 
     @classmethod
@@ -141,17 +144,17 @@ class Run:
     @property
     def base(self) -> Path:
         """The pre-trained checkpoint."""
-        return located(self._record.base, self.path)
+        return located(self.record.base, self.path)
 
     @property
     def tasks(self) -> tuple[Path, ...]:
         """The tasks' checkpoints in training order."""
-        return tuple(located(task.checkpoint, self.path) for task in self._record.tasks)
+        return tuple(located(task.checkpoint, self.path) for task in self.record.tasks)
 
     @property
     def sources(self) -> tuple[Path, ...]:
         """The base and the tasks' checkpoints; those on the hub by their names, so that nothing is downloaded yet."""
-        entries = (self._record.base, *(task.checkpoint for task in self._record.tasks))
+        entries = (self.record.base, *(task.checkpoint for task in self.record.tasks))
         return tuple(place_of(entry, self.path) for entry in entries)
 
     @property
@@ -167,34 +170,19 @@ class Run:
     @property
     def head(self) -> Path | None:
         """The head of the fixed classifier."""
-        entry = self._record.classifier
+        entry = self.record.classifier
         return None if entry is None or entry.head is None else self.path / entry.head
-
-    @property
-    def benchmark(self) -> dict[str, Any] | None:
-        """The data that the run was trained on, as the section `benchmark` of run.yaml."""
-        return self._record.benchmark
-
-    @property
-    def planned_tasks(self) -> int | None:
-        """How many tasks training is to have, if it said so."""
-        return self._record.planned_tasks
 
     @property
     def kept(self) -> tuple[KeptEntry | None, ...]:
         """What is kept of each task's samples; `open_kept` opens them."""
-        return tuple(task.kept for task in self._record.tasks)
-
-    @property
-    def profile_files(self) -> tuple[Path, ...]:
-        """The files of the profiles that the run names."""
-        return tuple(self.path / task.profile for task in self._record.tasks if task.profile is not None)
+        return tuple(task.kept for task in self.record.tasks)
 
     @cached_property
     def profiles(self) -> tuple[Profile | None, ...]:
         """Each task's profile, None for tasks that have none. A profile of another task is refused."""
         profiles: list[Profile | None] = []
-        for task in self._record.tasks:
+        for task in self.record.tasks:
             profile = None if task.profile is None else Profile.load(self.path / task.profile)
             if profile is not None and self.names is not None and profile.task != task.name:
                 raise InputError(
@@ -231,7 +219,7 @@ class Run:
 
     def own_classes(self, task: int) -> tuple[str, ...] | None:
         """Returns the class names of one task (from 0), from run.json or its profile; None if they are not known."""
-        entry = self._record.tasks[task]
+        entry = self.record.tasks[task]
         profile = self.profiles[task] if entry.classes is None else None
         if profile is None:
             return entry.classes
@@ -250,25 +238,20 @@ class Run:
             self._content["tasks"][task]["kept"] = asdict(kept)
         self.save()
 
-    def register_profiles(
-        self, profiles: Mapping[int, Path], head: Path | None = None, checkpoint: Path | None = None
-    ) -> None:
-        """Writes into run.json where the profiles of some tasks (from 0) are, and the classifier behind them."""
-        for t, path in profiles.items():
-            self._content["tasks"][t]["profile"] = self._relative(path)
-        if head is not None and checkpoint is not None:
-            if not head.absolute().is_relative_to(self.path.absolute()):
-                # The run must be complete when it is moved to where it is deployed.
-                inside = self.path / HEAD_FILE
-                write_atomic(inside, head.read_bytes())
-                head = inside
-            self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
+    def register_profile(self, task: str) -> None:
+        """Writes into run.json that a task has a profile, which is at its `profile_path`."""
+        self._content["tasks"][self.labels.index(task)]["profile"] = self._relative(self.profile_path(task))
         self.save()
 
-    @property
-    def training_facts(self) -> tuple[dict[str, Any], ...]:
-        """What training each task took, of those that `tmx train` trained."""
-        return tuple(task.training for task in self._record.tasks if task.training is not None)
+    def register_head(self, head: Path, checkpoint: Path) -> None:
+        """Writes into run.json which classifier head the run has, and the encoder that it is of."""
+        if not head.absolute().is_relative_to(self.path.absolute()):
+            # The run must be complete when it is moved to where it is deployed.
+            inside = self.path / HEAD_FILE
+            write_atomic(inside, head.read_bytes())
+            head = inside
+        self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
+        self.save()
 
     def enter(
         self,
@@ -308,12 +291,12 @@ class Run:
     def save(self) -> None:
         """Writes run.json, and removes samples that no task keeps any more."""
         record = check(RunRecord, self._content, str(self.path / RUN_FILE))
-        remove_unfinished(self.path / RUN_FILE)
+        remove_unfinished(self.path.glob(f".{RUN_FILE}.*"))
         write_json(self.path / RUN_FILE, self._content)
         self.__dict__.pop("profiles", None)
         self.__dict__.pop("classes", None)
-        self._record = record
-        self.names = _names(self._record)
+        self.record = record
+        self.names = _names(self.record)
         named = {entry.path for entry in self.kept if entry is not None}
         for item in (self.path / KEPT).glob("*"):
             if OURS.fullmatch(item.name) and f"{KEPT}/{item.name}" not in named:
@@ -329,20 +312,25 @@ class Run:
     def training(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Iterator[Run]:
         """Opens a directory to train in, new or made with the same configuration, and keeps other processes out."""
         path = Path(path)
-        claim(path, config, BASE)
+        _claim(path, config)
         refusal = f"another process trains in {path}: wait until it is done, or choose another directory with -o"
         with locked(path / "training.lock", refusal):
-            yield cls._continued(path) if is_run(path) else cls(path, _new_record(config, planned_tasks))
+            if is_run(path):
+                yield cls._continued(path)
+                return
+            record: dict[str, Any] = {"version": RUN_VERSION, "base": BASE, "tasks": [], "planned_tasks": planned_tasks}
+            if config.get("head", {}).get("source") != "builtin":  # whose classifiers are in the checkpoints
+                record["classifier"] = {"head": HEAD_FILE, "checkpoint": BASE}
+            yield cls(path, {**record, "benchmark": config["benchmark"]})
 
     @classmethod
     def _continued(cls, path: Path) -> Run:
         try:
             run = cls.open(path)
+            if missing := [str(checkpoint) for checkpoint in run.tasks if not checkpoint.exists()]:
+                raise InputError(f"{path / RUN_FILE}: {some_of(missing)} is missing")
         except InputError as error:
             raise InputError(f"{error}; remove {path} and train again") from None
-        for checkpoint in run.tasks:
-            if not checkpoint.exists():
-                raise InputError(f"{path / RUN_FILE}: {checkpoint} is missing; remove {path} and train again")
         return run
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
@@ -351,26 +339,16 @@ class Run:
         if not file.exists():
             write_json(file, setup)
             return
-        before, now = self._read_json(file), json.loads(json.dumps(setup))
-        changed = [
-            line
-            for part in ("digests", "benchmark")
-            for line in differences(before.get(part, {}), now[part], f"{part}.")
-        ]
-        if changed:
+        try:
+            before = read_json(file)
+        except InputError as error:
+            raise InputError(f"{error}; remove {self.path} and train again") from None
+        parts, now = ("digests", "benchmark"), json.loads(json.dumps(setup))
+        if changed := _differences({part: before.get(part, {}) for part in parts}, {part: now[part] for part in parts}):
             raise InputError(
                 f"{file}: the run was begun with other data; put it back, or choose another directory with -o:\n"
                 f"{bulleted(changed)}"
             )
-
-    def _read_json(self, file: Path) -> dict[str, Any]:
-        try:
-            content = load_json(file)
-            if not isinstance(content, dict):
-                raise ValueError("it holds no object")
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: damaged ({error}); remove {self.path} and train again") from None
-        return content
 
     def empty_folder(self, name: str) -> Path:
         """Returns the path of a new folder; what a killed run left there is removed."""
@@ -411,14 +389,44 @@ def refuse_run_file(path: Path) -> None:
         raise InputError(f"give the directory {path.parent}/, not {RUN_FILE}")
 
 
-def _new_record(config: Mapping[str, Any], planned_tasks: int) -> dict[str, Any]:
-    """Returns the run.json of a run without finished tasks; one of builtin classifiers has no fixed classifier."""
-    frozen = config.get("head", {}).get("source") != "builtin"
-    return {
-        "version": RUN_VERSION,
-        "base": BASE,
-        "tasks": [],
-        "planned_tasks": planned_tasks,
-        **({"classifier": {"head": HEAD_FILE, "checkpoint": BASE}} if frozen else {}),
-        "benchmark": config["benchmark"],
-    }
+def _claim(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.yaml into a new directory, or checks that it is the same; removes files that a kill left."""
+    import yaml
+
+    file = path / CONFIG_FILE
+    content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
+    if path.exists() and not file.exists() and not (path.is_dir() and all(map(is_unfinished, path.iterdir()))):
+        raise InputError(f"{path} exists and is no training run; choose another directory with -o")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be made ({error.strerror or error})") from error
+    remove_unfinished(path.rglob(".*"))
+    if (path / BASE).exists():
+        try:
+            before = parse_yaml(read_whole(file))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
+        if changed := _differences(before if isinstance(before, dict) else {}, config):
+            raise InputError(
+                f"{path} is a run of another configuration; choose another directory with -o, or undo this:\n"
+                f"{bulleted(changed)}"
+            )
+    elif not file.exists() or file.read_bytes() != content:
+        write_atomic(file, content)  # nothing was made yet, perhaps because the configuration had to be corrected
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Lists what two records differ in, a line each.
+
+    >>> _differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
+    ['train.lr: 1.0 there, 2.0 now']
+    """
+    lines = []
+    for key in dict.fromkeys([*old, *new]):
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            lines += _differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            lines.append(f"{prefix}{key}: {one} there, {other} now")
+    return lines

@@ -104,7 +104,7 @@ class Studio:
         if options.data is not None:
             self._open_data("given", options.data)
             yield
-        if self.run.benchmark is not None:
+        if self.run.record.benchmark is not None:
             try:
                 self._open_data("heldout", None)
             except TmxError as error:  # its data may be elsewhere

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
+from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
 from tunable_magmax.data.memory import class_names_of, first_row
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_labelled

@@ -72,7 +72,8 @@ def train_sequence(
             )
             for t in range(finished, len(tasks)):
                 sequence.train(t, prepare(base, benchmark.train, tasks[t].train, progress=progress), watch)
-        results = tuple(TaskResult(**facts) for facts in run.training_facts)
+        facts = [task.training for task in run.record.tasks if task.training is not None]
+        results = tuple(TaskResult(**each) for each in facts)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
 
 

@@ -231,13 +231,13 @@ def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | No
 def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> tuple[Labelled, str]:
     """Opens the data with labels in the head's classes and the run's tasks; also returns what to call them."""
     if data is None:
-        if run is None or run.benchmark is None:
+        if run is None or run.record.benchmark is None:
             why = "" if run is None else f" {run.path / RUN_FILE} names no benchmark."
             raise InputError(
                 f"on what data?{why} Give data, a folder of class folders or a table with labels; or run, a run that "
                 "was trained on a benchmark, whose test data are taken then"
             )
-        data = open_benchmark(read_section(run.benchmark, run.path))
+        data = open_benchmark(read_section(run.record.benchmark, run.path))
     elif isinstance(data, str | Path):
         data = _benchmark_of(Path(data)) if Path(data).suffix.lower() in YAML else reading.open(Path(data))
     if isinstance(data, Samples):

@@ -40,13 +40,13 @@ class InitResult:
             tasks.append(
                 {
                     "name": name,
-                    "checkpoint": str(found.path),
+                    "checkpoint": str(found),
                     "data": None if data is None else str(data.place),
                     "profile": None if profile is None else {"path": str(profile[0]), **profile[1].to_dict()},
                     "kept": None if kept is None else {fact: getattr(kept, fact) for fact in facts},
                 }
             )
-        about = {"run": str(self.inputs.path), "new": self.inputs.is_new, "base": str(self.inputs.base.path)}
+        about = {"run": str(self.inputs.path), "new": self.inputs.is_new, "base": str(self.inputs.base)}
         return {**about, "tasks": tasks, "notes": list(self.notes)}
 
 
@@ -84,7 +84,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
                 notes.append(f"replaced the profile that was in {file}")
             profile.save(file)
             # After each, so that what was made is kept if a later one fails.
-            run.register_profiles({run.labels.index(name): file})
+            run.register_profile(name)
             profiles[name] = file, profile
             kept[name] = keep_samples(
                 run,
@@ -105,17 +105,17 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
 
 def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None) -> Run:
     """Writes run.json of a new run, or opens the one that is there; enters the head."""
+    from tunable_magmax.files import remove_unfinished
     from tunable_magmax.models.head import save_head
-    from tunable_magmax.runs.claim import remove_unfinished
     from tunable_magmax.runs.run import HEAD_FILE, Run
 
-    path, base, head = inputs.path, inputs.base.path, inputs.head
+    path, base, head = inputs.path, inputs.base, inputs.head
     remove_unfinished((*path.glob(".run.json.*"), *path.glob("profiles/.*.safetensors.*")))
     made = None if head is None or isinstance(head, Path) else make_head(base, head, options, progress)
     if inputs.is_new:
         run = Run.begin(path, base)
         for name, found in inputs.tasks.items():
-            run.enter(name, found.path)
+            run.enter(name, found)
         run.save()
     else:
         run = Run.open(path)
@@ -123,7 +123,7 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
         head = run.path / HEAD_FILE
         save_head(made, head)
     if isinstance(head, Path):
-        run.register_profiles({}, head, base)
+        run.register_head(head, base)
     if options.keep == 0 and not inputs.data:
         for t in range(len(run.tasks)):
             run.register_kept(t, None)

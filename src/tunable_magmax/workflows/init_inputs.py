@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,12 +17,12 @@ from tunable_magmax.workflows.options import Reading
 
 if TYPE_CHECKING:
     from tunable_magmax.data.samples import Samples
-    from tunable_magmax.runs.trained import TrainedCheckpoint
 
 AGREEMENT = 2 / 3
 """The share of samples that a classifier without names must put into the classes of their order to be believed."""
 TRIED = 10
 """Samples of each class that this is tried on."""
+_STEP = re.compile(r"checkpoint-(\d+)")
 
 
 @Parameter(name="*")
@@ -78,8 +79,8 @@ class InitInputs:
     """A run that is to be made or added to; `head` is None if none was given, `notes` are what a user should know."""
 
     path: Path
-    base: TrainedCheckpoint
-    tasks: Mapping[str, TrainedCheckpoint]
+    base: Path
+    tasks: Mapping[str, Path]
     data: Mapping[str, TaskData]
     head: HeadSource | None
     is_new: bool
@@ -89,12 +90,11 @@ class InitInputs:
 def read_inputs(path: Path, options: InitOptions) -> InitInputs:
     """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
     from tunable_magmax.runs.run import Run, is_run, refuse_run_file
-    from tunable_magmax.runs.trained import TrainedCheckpoint
 
     refuse_run_file(path)
     problems: list[str] = []
-    base: TrainedCheckpoint | None
-    tasks: dict[str, TrainedCheckpoint | None]
+    base: Path | None
+    tasks: dict[str, Path | None]
     is_new = not is_run(path) or options.base is not None or bool(options.task)
     if options.keep is not None and options.keep < 0:
         problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
@@ -102,8 +102,7 @@ def read_inputs(path: Path, options: InitOptions) -> InitInputs:
         base, tasks = _checkpoints(path, options, problems)
     else:
         run = Run.open(path)
-        base = TrainedCheckpoint(run.base)
-        tasks = {name: TrainedCheckpoint(task) for name, task in run.checkpoints.items()}
+        base, tasks = run.base, dict(run.checkpoints)
         if not options.data and not options.eval_data and options.head is None and options.keep != 0:
             problems.append(
                 f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "
@@ -124,7 +123,7 @@ def read_inputs(path: Path, options: InitOptions) -> InitInputs:
                 data[name] = TaskData(places.get(name) or held_out[name], samples, other)
     found = {name: task for name, task in tasks.items() if task is not None}
     if not problems and base is not None:
-        data = _with_names(base.path, found, data, problems)
+        data = _with_names(base, found, data, problems)
     if problems or base is None:
         listed = problems[0] if len(problems) == 1 else f"nothing was written:\n{bulleted(problems)}"
         raise InputError(listed, problems=problems if len(problems) > 1 else ())
@@ -143,13 +142,10 @@ def _collected(problems: list[str], about: str = "") -> Iterator[None]:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def _checkpoints(
-    path: Path, options: InitOptions, problems: list[str]
-) -> tuple[TrainedCheckpoint | None, dict[str, TrainedCheckpoint | None]]:
+def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple[Path | None, dict[str, Path | None]]:
     """Finds the checkpoints of a new run; None of those that cannot be found or merged."""
     from tunable_magmax.checkpoints.hub import located
     from tunable_magmax.runs.run import RUN_FILE, is_run
-    from tunable_magmax.runs.trained import find_checkpoint
 
     if is_run(path) and not options.overwrite:
         problems.append(
@@ -158,15 +154,15 @@ def _checkpoints(
         )
     elif path.exists() and not path.is_dir():
         problems.append(f"{path} is a file: give a directory")
-    base: TrainedCheckpoint | None = None
+    base: Path | None = None
     if options.base is None:
         problems.append("which checkpoint did training begin with? Give --base DIR")
     else:
         with _collected(problems, "base: "):
-            base = find_checkpoint(located(options.base))
+            base = _find_checkpoint(located(options.base))
     if not options.task:
         problems.append("there are no tasks: give one --task NAME=DIR for each, in training order")
-    tasks: dict[str, TrainedCheckpoint | None] = {}
+    tasks: dict[str, Path | None] = {}
     for text in options.task:
         with _collected(problems):
             name, place = _named(text)
@@ -174,10 +170,39 @@ def _checkpoints(
                 problems.append(f"several tasks are called {name!r}: give names that differ, as --task NAME=DIR")
             tasks[name] = None
             with _collected(problems, f"{name}: "):
-                tasks[name] = task = find_checkpoint(located(place))
+                tasks[name] = task = _find_checkpoint(located(place))
                 if base is not None:
-                    _refuse_mismatch(base.path, task.path)
+                    _refuse_mismatch(base, task)
     return base, tasks
+
+
+def _find_checkpoint(path: Path) -> Path:
+    """Returns the place of a checkpoint or adapter: a path, or the newest complete checkpoint-N in a training's folder.
+
+    A model that lies in the folder itself was saved at the end of the training, and goes before these.
+    """
+    problem = _problem(path)
+    if problem is None:
+        return path
+    numbered = [(int(match[1]), item) for item in path.glob("*/") if (match := _STEP.fullmatch(item.name))]
+    for _, item in sorted(numbered, reverse=True):
+        if _problem(item) is None:
+            return item
+    if numbered:
+        raise InputError(f"{path}: none of its {len(numbered)} folders checkpoint-N holds a complete checkpoint")
+    raise problem
+
+
+def _problem(path: Path) -> InputError | None:
+    """Returns why there is no checkpoint at a path."""
+    from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
+
+    try:
+        if not holds_adapter(path):
+            open_checkpoint(path).close()
+    except InputError as error:
+        return error
+    return None
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -189,7 +214,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 def _refuse_mismatch(base: Path, task: Path) -> None:
     """Refuses a task that cannot be merged into the base, in one line."""
-    from tunable_magmax.checkpoints.model_config import model_type
+    from tunable_magmax.checkpoints.companions import model_type
     from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.merging.methods import read_options
 
@@ -264,14 +289,14 @@ def _present(samples: Samples) -> list[str]:
 
 
 def _with_names(
-    base: Path, tasks: Mapping[str, TrainedCheckpoint], data: Mapping[str, TaskData], problems: list[str]
+    base: Path, tasks: Mapping[str, Path], data: Mapping[str, TaskData], problems: list[str]
 ) -> dict[str, TaskData]:
     """Puts the names of the tasks' classifiers in place of indices; finds labels that contradict them."""
-    from tunable_magmax.checkpoints.model_config import are_generic
+    from tunable_magmax.checkpoints.companions import are_generic
     from tunable_magmax.data.samples import by_name, with_names
     from tunable_magmax.models.builtin import builtin_labels
 
-    rows = {name: builtin_labels(found.path) for name, found in tasks.items()}
+    rows = {name: builtin_labels(found) for name, found in tasks.items()}
     merged = _merged_labels(base, tasks)
 
     def named(name: str, samples: Samples) -> Samples:
@@ -283,7 +308,7 @@ def _with_names(
         others = [other for other, theirs in rows.items() if other != name and set(present) <= {*(theirs or ())}]
         generic = are_generic(names) and len(unknown) == len(present)
         if generic and len(present) != len(names):
-            problems.append(_nameless(name, tasks[name].path, samples, names))
+            problems.append(_nameless(name, tasks[name], samples, names))
         elif not generic and unknown and (others or 2 * len(unknown) > len(present)):
             hint = f": they are those of {' and '.join(others)}" if others else ""
             problems.append(
@@ -296,11 +321,11 @@ def _with_names(
     return {name: given.changed(partial(named, name)) for name, given in data.items()}
 
 
-def _merged_labels(base: Path, tasks: Mapping[str, TrainedCheckpoint]) -> dict[str, tuple[str, ...] | None]:
+def _merged_labels(base: Path, tasks: Mapping[str, Path]) -> dict[str, tuple[str, ...] | None]:
     """Returns what a merge calls the labels of each task."""
     from tunable_magmax.evaluation.run_models import task_labels
 
-    return dict(zip(tasks, task_labels(base, [task.path for task in tasks.values()]), strict=True))
+    return dict(zip(tasks, task_labels(base, [*tasks.values()]), strict=True))
 
 
 def _nameless(task: str, checkpoint: Path, samples: Samples, rows: Sequence[str]) -> str:
@@ -313,15 +338,15 @@ def _nameless(task: str, checkpoint: Path, samples: Samples, rows: Sequence[str]
 
 def with_rows_named(inputs: InitInputs, options: InitOptions) -> InitInputs:
     """Puts the classes of classifiers without names in place of labels, where their order is certain."""
-    from tunable_magmax.checkpoints.model_config import are_generic
+    from tunable_magmax.checkpoints.companions import are_generic
     from tunable_magmax.models.builtin import builtin_labels
 
-    rows = {name: builtin_labels(inputs.tasks[name].path) for name in inputs.data}
+    rows = {name: builtin_labels(inputs.tasks[name]) for name in inputs.data}
     nameless = {name: labels for name, labels in rows.items() if labels is not None and are_generic(labels)}
-    merged = _merged_labels(inputs.base.path, inputs.tasks)
+    merged = _merged_labels(inputs.base, inputs.tasks)
     data, notes = dict(inputs.data), list(inputs.notes)
     for name, labels in nameless.items():
-        given, checkpoint, target = data[name], inputs.tasks[name].path, merged[name]
+        given, checkpoint, target = data[name], inputs.tasks[name], merged[name]
         assert target is not None
         present = _present(inputs.data[name].samples)
         if {*present} & {*labels, *target}:
@@ -331,7 +356,7 @@ def with_rows_named(inputs: InitInputs, options: InitOptions) -> InitInputs:
         same = [other for other in inputs.tasks if merged[other] == target and known.get(other) != present]
         if same:
             raise InputError(f"{why}. A merge takes them for the classes of {some_of(same)}, which has the same labels")
-        if not _in_order(given.samples, checkpoint, inputs.base.path, options):
+        if not _in_order(given.samples, checkpoint, inputs.base, options):
             raise InputError(f"{why}. Its predictions do not show it")
         data[name] = given.changed(partial(_renamed, place=dict(zip(present, target, strict=True))))
         pairs = some_of(f"{label!r} is {row}" for label, row in zip(present, labels, strict=True))

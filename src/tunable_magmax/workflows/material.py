@@ -118,7 +118,7 @@ def _joined(parts: Sequence[Samples]) -> Samples:
 
 def classes_in_run(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
     """Returns what the classes of a task's samples are called in the run's merged classifier."""
-    from tunable_magmax.checkpoints.model_config import are_generic
+    from tunable_magmax.checkpoints.companions import are_generic
     from tunable_magmax.evaluation.run_models import task_labels
 
     if not are_generic(samples.classes):

@@ -265,7 +265,8 @@ def run_identity(run: Run, others: Sequence[Path] = ()) -> str:
     """Returns a digest of names, sizes and times of all files of a run that models and heads depend on."""
     kept = [run.path / entry.path for entry in run.kept if entry is not None]
     head = [] if run.head is None else [run.head]
-    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *run.profile_files, *kept, *others]
+    profiles = [run.path / task.profile for task in run.record.tasks if task.profile is not None]
+    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *profiles, *kept, *others]
     return _digest([_identity(path) for path in inputs])
 
 

@@ -15,9 +15,8 @@ from data.files import SHARED, folder, needs, written
 from models import tiny
 
 from tunable_magmax.data.benchmark import open_benchmark, read_section
-from tunable_magmax.data.data_sets import DATA_SETS, DataSet
+from tunable_magmax.data.data_sets import DATA_SETS, DataSet, Split
 from tunable_magmax.data.samples import text_samples
-from tunable_magmax.data.source import Split
 from tunable_magmax.errors import InputError
 
 ROOT = Path("/runs")

@@ -48,7 +48,8 @@ def test_each_task_is_a_whole_classifier_that_transformers_uses(made):
         assert model.config.label2id == {name: k for k, name in enumerate(names)}
         task = "text-classification" if kind == "bert" else "image-classification"
         pipe = transformers.pipeline(task, str(path), device="cpu")  # with its own tokenizer or image processor
-        answers = {pipe(value, top_k=1)[0]["label"] for value in tests.load(tests.positions_of(names))}
+        own = [k for k, label in enumerate(tests.labels) if tests.classes[label] in names]
+        answers = {pipe(value, top_k=1)[0]["label"] for value in tests.load(own)}
         assert answers <= {*names}
 
 

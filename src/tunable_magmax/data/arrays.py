@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,23 +54,6 @@ def choose_rows(samples: int, most: int | None, seed: int = 0) -> list[int]:
         return list(range(samples))
     drawn: list[int] = np.sort(np.random.default_rng(seed).permutation(samples)[:most]).tolist()
     return drawn
-
-
-def task_matrices(values: Any, name: str) -> list[Matrix]:
-    """Returns T arrays [samples, width], one for each task, checked as `feature_matrix` does."""
-    listed = hasattr(values, "__len__") and not isinstance(values, (str, Mapping)) and getattr(values, "ndim", 3) == 3
-    if not listed or not len(values):
-        raise InputError(f"{name}: expected a list of arrays [samples, width], one for each task")
-    return [feature_matrix(value, f"{name} of task {t}") for t, value in enumerate(values, 1)]
-
-
-def require_one_width(task: Matrix, site: Matrix, t: int) -> None:
-    """Refuses features of task `t` and of the site that cannot come from one encoder."""
-    if task.shape[1] != site.shape[1]:
-        raise InputError(
-            f"task {t}: its features have width {task.shape[1]} and the site's have width {site.shape[1]}; embed "
-            "both with the same encoder"
-        )
 
 
 def unit_rows(matrix: Matrix) -> Floats:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.images import pillow
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.source import Split
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 
@@ -41,7 +40,7 @@ def find_archive(path: Path) -> Path | None:
     return archive if archive.is_file() and archive.suffix != ".parquet" else None
 
 
-def open_archive(path: Path) -> Split:
+def open_archive(path: Path) -> tuple[Samples, Samples]:
     """Opens the training and the test samples of the archive. Labels are the fine ones."""
     members: dict[str, dict[str, Any]] = {}
     try:
@@ -65,7 +64,7 @@ def open_archive(path: Path) -> Split:
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         raise InputError(f"{path}/meta: no list of names under 'fine_label_names'; {INSTEAD}")
     train, test = (_samples(f"{path}/{name}", members[name], tuple(classes)) for name in ("train", "test"))
-    return Split(train, test, {"split": "as found", "files": [ARCHIVE]})
+    return train, test
 
 
 def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text
-from tunable_magmax.data.cifar100 import find_archive, open_archive
+from tunable_magmax.data.cifar100 import ARCHIVE, find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
 from tunable_magmax.data.orders import Item, OrderSection, rooted
 from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
-from tunable_magmax.data.source import Split, open_samples, open_split
+from tunable_magmax.data.source import TEST_NAMES, TRAIN, find_splits, open_samples
 from tunable_magmax.data.splits import split_groups
 from tunable_magmax.errors import InputError, some_of
 
@@ -31,6 +31,19 @@ Tasks = Annotated[
     Field(description="a number of tasks, or a mapping of group names to lists of class names or indices"),
 ]
 Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and test samples of a data set; `facts` says how they were split.
+
+    `drawn`: which of all samples are for testing, where a seed decided.
+    """
+
+    train: Samples
+    test: Samples
+    facts: dict[str, Any]
+    drawn: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +90,7 @@ class FileDataSet(DataSet):
     label_column: Text | None = None
 
     def rooted(self, root: Path) -> Self:
-        changes: dict[str, Any] = {"data": str(root / Path(self.data).expanduser()), "order": rooted(self.order, root)}
-        return replace(self, **changes)
+        return replace(super().rooted(root), data=str(root / Path(self.data).expanduser()))
 
     @property
     def path(self) -> Path:
@@ -92,9 +104,10 @@ class FileDataSet(DataSet):
         return open_samples(self.path, split, None, self.label_column)
 
     def open(self) -> Split:
-        split = open_split(self.path, self.read)
-        if split is not None:
-            return split
+        splits = find_splits(self.path)
+        found = next((name for name in TEST_NAMES if TRAIN in splits and name in splits), None)
+        if found is not None:
+            return Split(self.read(TRAIN), self.read(found), {"split": "as found", "files": [TRAIN, found]})
         samples = self.read(None)
         train, test = split_groups(require_labels(samples), self.test_share, self.split_seed)
         facts = {"split": "drawn from each class", "test_share": self.test_share, "split_seed": self.split_seed}
@@ -116,7 +129,10 @@ class Cifar100(Images):
 
     def open(self) -> Split:
         archive = find_archive(self.path)
-        return super().open() if archive is None else open_archive(archive)
+        if archive is None:
+            return super().open()
+        train, test = open_archive(archive)
+        return Split(train, test, {"split": "as found", "files": [ARCHIVE]})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
 MOST_DIGITS = 18
@@ -71,28 +71,6 @@ class Samples:
         """Returns the same inputs with a class name for each; classes are in sorted order, numbers by value."""
         classes, labels = indexed(names)
         return replace(self, classes=classes, labels=labels)
-
-    def positions_of(self, wanted: Sequence[str] | None) -> list[int]:
-        """Returns the positions of the samples of some classes (names or indices); of all samples if None."""
-        if wanted is None:
-            return list(range(self.size))
-        if self.labels is None:
-            raise InputError(f"{self.origin} holds no labels, so it cannot be restricted to classes")
-        kept = {self._index(name) for name in wanted}
-        positions = [position for position, label in enumerate(self.labels) if label in kept]
-        if not positions:
-            raise InputError(f"{self.origin} holds no sample of {', '.join(map(repr, wanted))}")
-        return positions
-
-    def _index(self, name: str) -> int:
-        if name in self.classes:
-            return self.classes.index(name)
-        if is_index(name) and int(name) < len(self.classes):
-            return int(name)
-        raise InputError(
-            f"{self.origin} has no class {name!r}{closest(name, self.classes)}; "
-            f"it has {len(self.classes)} classes, such as {some_of(self.classes, show=repr)}"
-        )
 
     def batches(
         self, positions: Sequence[int], size: int, failed: dict[int, Unreadable]

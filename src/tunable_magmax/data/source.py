@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +111,3 @@ def _open(path: Path, split: str | None) -> Table | Samples:
     if len(files) > 1 and files[0].suffix.lower() != ".parquet":
         raise InputError(f"{path}: which one, {' or '.join(file.name for file in files)}? Keep one")
     return read_table(files, str(path) if split is None else f"{path} ({split})", split if path.is_file() else None)
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Training and test samples of a data set; `facts` says how they were split.
-
-    `drawn`: which of all samples are for testing, where a seed decided.
-    """
-
-    train: Samples
-    test: Samples
-    facts: dict[str, Any]
-    drawn: tuple[int, ...] = ()
-
-
-def open_split(path: Path, read: Callable[[str], Samples]) -> Split | None:
-    """Reads the training and the test samples that a place holds, by the names of the splits; None if it has none."""
-    splits = find_splits(path)
-    test = next((name for name in TEST_NAMES if name in splits), None)
-    if TRAIN not in splits or test is None:
-        return None
-    return Split(read(TRAIN), read(test), {"split": "as found", "files": [TRAIN, test]})

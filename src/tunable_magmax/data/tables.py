@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from bisect import bisect_right
@@ -17,12 +19,12 @@ from tunable_magmax.data.images import in_order, read_picture, threads_for
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples
 from tunable_magmax.errors import InputError, closest, shortened, some_of
 from tunable_magmax.files import load_json, parse_json
+from tunable_magmax.showing import plural
 
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 TABLE_SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 """Tables that are text files, one sample a line."""
 DATA_SUFFIXES = TABLE_SUFFIXES | {".parquet", ".json"}
-NEEDS_PYARROW = 'tables need pyarrow: pip install "tunable-magmax[train]"'
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content")
 IMAGE_COLUMNS = ("image", "img", "picture", "pixel_values")
 LABEL_COLUMNS = (
@@ -154,45 +156,52 @@ def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> 
 # -- text files -------------------------------------------------------------------------------------------------------
 
 
+def csv_rows(text: str, delimiter: str = ",") -> list[list[str]]:
+    """Returns the rows of delimited text; a quoted cell may hold anything, and be as long as the text.
+
+    >>> csv_rows('text,label\\n"pay, now",bill\\n')
+    [['text', 'label'], ['pay, now', 'bill']]
+    """
+    usual = csv.field_size_limit(max(len(text), csv.field_size_limit()))
+    try:
+        return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    finally:
+        csv.field_size_limit(usual)
+
+
 def _delimited(path: Path, delimiters: str) -> dict[str, list[Any]]:
     """Reads delimited lines; the first of the delimiters that the first line holds is that of all lines."""
+    text = _text(path)
+    first = text.partition("\n")[0]
+    delimiter = next((each for each in delimiters if each in first), delimiters[0])
     try:
-        import pyarrow
-        from pyarrow import csv
-    except ImportError:
-        raise InputError(NEEDS_PYARROW) from None
-    try:
-        with path.open("rb") as file:
-            first = file.readline().decode(errors="replace")
-        delimiter = next((each for each in delimiters if each in first), delimiters[0])
-        options = {
-            # A cell may be as long as the file.
-            "read_options": csv.ReadOptions(block_size=max(1, path.stat().st_size)),
-            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        }
-        names = csv.open_csv(path, **options).schema.names
-        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False)
-        table = csv.read_csv(path, convert_options=texts, **options)
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        raise InputError(
-            f"{path}: not a table in UTF-8 with a line of column names ({shortened(str(error), 200)}); a cell that "
-            'holds the delimiter needs quotes: "..."'
-        ) from None
-    names = [name.strip() for name in names]
+        header, *rows = csv_rows(text, delimiter) or [[]]
+    except csv.Error as error:
+        raise InputError(f"{path}: not a table with a line of column names ({error})") from None
+    names = [name.strip() for name in header]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise InputError(f"{path}: several columns are called {_shown(sorted(repeated))}; give them other names")
-    return dict(zip(names, (column.to_pylist() for column in table.columns), strict=True))
+    wrong = next((row for row in rows if len(row) != len(names)), None)
+    if wrong is not None:
+        raise InputError(
+            f"{path}: a row has {len(wrong)} cells, but there are {plural(len(names), 'column')}: "
+            f'{shortened(delimiter.join(wrong), 200)}; a cell that holds the delimiter needs quotes: "..."'
+        )
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")  # with the ends of lines as they are
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the lines that are not empty, with their numbers."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from None
     # Not splitlines: a text may hold characters that Python takes for the end of a line, such as U+2028.
-    yield from ((k, line.strip()) for k, line in enumerate(content.split("\n"), 1) if line.strip())
+    yield from ((k, line.strip()) for k, line in enumerate(_text(path).split("\n"), 1) if line.strip())
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -251,7 +260,7 @@ def _parquet(files: Sequence[Path], origin: str) -> Table:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise InputError(NEEDS_PYARROW) from None
+        raise InputError('parquet files need pyarrow: pip install "tunable-magmax[train]"') from None
     opened = []
     for file in files:
         with _damage(file):

@@ -15,16 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import (
-    Floats,
-    Matrix,
-    choose_rows,
-    feature_matrix,
-    require_one_width,
-    task_matrices,
-)
+from tunable_magmax.data.arrays import Floats, Matrix, choose_rows, feature_matrix
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.fitting import Probe
+from tunable_magmax.preference.distances import require_one_width, task_matrices
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.mixture import Groups

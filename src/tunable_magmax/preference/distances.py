@@ -6,12 +6,12 @@ They are transport ("ot"), the cosine of the means, and the maximum mean discrep
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.data.arrays import Floats, Matrix, require_one_width, task_matrices, unit_rows
+from tunable_magmax.data.arrays import Floats, Matrix, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError, closest
 
 FeatureMethod: TypeAlias = Literal["ot", "cosine", "mmd"]
@@ -54,6 +54,23 @@ def feature_distances(
     if method == "cosine":
         return np.array([_cosine(task, site, t) for t, (task, site) in enumerate(pairs, 1)])
     return np.array([squared_mmd(task, site, f"task {t}") for t, (task, site) in enumerate(pairs, 1)])
+
+
+def task_matrices(values: Any, name: str) -> list[Matrix]:
+    """Returns T arrays [samples, width], one for each task, checked as `feature_matrix` does."""
+    listed = hasattr(values, "__len__") and not isinstance(values, (str, Mapping)) and getattr(values, "ndim", 3) == 3
+    if not listed or not len(values):
+        raise InputError(f"{name}: expected a list of arrays [samples, width], one for each task")
+    return [feature_matrix(value, f"{name} of task {t}") for t, value in enumerate(values, 1)]
+
+
+def require_one_width(task: Matrix, site: Matrix, t: int) -> None:
+    """Refuses features of task `t` and of the site that cannot come from one encoder."""
+    if task.shape[1] != site.shape[1]:
+        raise InputError(
+            f"task {t}: its features have width {task.shape[1]} and the site's have width {site.shape[1]}; embed "
+            "both with the same encoder"
+        )
 
 
 def weights_from_distances(distances: Floats, gamma: float) -> Floats:

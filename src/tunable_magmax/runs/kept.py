@@ -22,6 +22,7 @@ from typing import Any
 
 from tunable_magmax.data.images import open_image_files, pillow
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples, warn_unreadable
+from tunable_magmax.data.tables import csv_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (
     is_plain_name,
@@ -253,7 +254,7 @@ def open_kept(run: Run, task: int) -> Samples | None:
         index = read_whole(place if entry.kind == "text" else place / INDEX, KEPT_BYTES)
         if _digest(label, entry.source, entry.kind, entry.classes, index) != entry.digest:
             raise ValueError("they were changed, or are of another task or run")
-        rows = _rows(index)
+        rows = csv_rows(index.decode())[1:]
         if len(rows) != entry.samples:
             raise ValueError(f"they are {len(rows)}, not {entry.samples}")
         labels = tuple(entry.classes.index(name) for _, name, *_ in rows)
@@ -270,15 +271,6 @@ def open_kept(run: Run, task: int) -> Samples | None:
 
     opened = text_samples(origin, [text for text, *_ in rows])
     return replace(opened, classes=entry.classes, labels=labels)
-
-
-def _rows(index: bytes) -> list[list[str]]:
-    content = index.decode()
-    usual = csv.field_size_limit(max(len(content), csv.field_size_limit()))
-    try:
-        return list(csv.reader(io.StringIO(content, newline="")))[1:]
-    finally:
-        csv.field_size_limit(usual)
 
 
 def _checked(folder: Path, name: str, digest: str) -> Path:

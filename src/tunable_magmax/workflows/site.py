@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import choose_rows, task_matrices
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.base_features import TaskProbe
+from tunable_magmax.preference.distances import task_matrices
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading

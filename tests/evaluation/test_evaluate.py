@@ -25,9 +25,8 @@ from tunable_magmax.models.encoder import full_float32, load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.evaluate import evaluate, find_head
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.used_head import find_head
 
 CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
@@ -95,13 +94,13 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
 
 
 def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
-    found = evaluate(image_run.path, site, checkpoints=["last", "base"], reading=CPU)
+    found = evaluate(image_run.path, site, checkpoint=["last", "base"], reading=CPU)
     assert list(found.accuracies) == ["second", "base"]
     assert found.matrix is None
     with pytest.raises(
         InputError, match=r"no checkpoint 'frist' \(did you mean 'first'\?\); it has base, first, second"
     ):
-        evaluate(image_run.path, site, checkpoints=["frist"], reading=CPU)
+        evaluate(image_run.path, site, checkpoint=["frist"], reading=CPU)
 
 
 def test_a_limit_is_a_seeded_draw(image_run, site):

@@ -47,7 +47,7 @@ def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
     opened, data = open_run(run), run / "all.csv"
     with data.open(newline="") as rows:
         pairs = [(row["text"], row["label"]) for row in csv.DictReader(rows)]
-    (expected,) = evaluate(run, data, checkpoints=[name]).accuracies.values()
+    (expected,) = evaluate(run, data, checkpoint=[name]).accuracies.values()
     for given in (data, pairs):
         found = opened.evaluate(name, given).accuracy
         assert (found.class_right, found.classes, found.tasks) == (

@@ -16,7 +16,7 @@ import builtin_run
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.search import PATIENCE, search, search_preference
+from tunable_magmax.workflows.prefer import PATIENCE, search, search_preference
 from tunable_magmax.workflows.site import Site, SiteSources
 
 

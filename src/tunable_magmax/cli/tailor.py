@@ -40,7 +40,7 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
         return
     with working() as work:
         made = make(run_dir, options, work.progress)
-    for text in made.warnings:
+    for text in made.record.warnings:
         warn(text)
     show_result(made.to_dict(), _summary(made))
 

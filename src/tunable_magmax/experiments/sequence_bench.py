@@ -37,8 +37,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import KeptSamples, Material, open_material, open_site_material, site_shares
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferOptions, completed, find_preference
-from tunable_magmax.workflows.search import search_preference
+from tunable_magmax.workflows.prefer import PreferOptions, completed, find_preference, search_preference
 from tunable_magmax.workflows.site import Site, SiteSources
 from tunable_magmax.workflows.tailor import Decision, TailorOptions, decide, fits_heads
 

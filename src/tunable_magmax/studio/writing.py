@@ -138,8 +138,8 @@ class Writer:
         try:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
-            made = tailor(self.run, options, progress)
-            self._publish(replace(_written(out), warnings=made.warnings))
+            tailor(self.run, options, progress)
+            self._publish(_written(out))
         except Stopped:
             self._publish(Model(name, out, "cancelled"))
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,36 +12,38 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
+from tunable_magmax.data.memory import SamplesLike, as_labelled
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import Bench, measure_model
 from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
+from tunable_magmax.evaluation.run_models import MergeSpec, RunModels, merged_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged
-from tunable_magmax.models.builtin import builtin_labels
-from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.head import Head
+from tunable_magmax.models.builtin import builtin_labels, load_builtin
+from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.head import Head, builtin_head, load_head
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import RUN_FILE, Run, is_run, refuse_run_file
+from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import shown_shares
-from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
-from tunable_magmax.workflows.options import Reading, given
+from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
+from tunable_magmax.workflows.options import Reading, from_flat, given
 from tunable_magmax.workflows.site_options import EvalOptions as EvalOptions
-from tunable_magmax.workflows.used_head import checkpoint_number, find_head
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
-Data: TypeAlias = str | Path | Samples | Benchmark | None
-"""Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
+Subject: TypeAlias = str | os.PathLike[str] | Recipe | Merged
+"""A checkpoint, a run directory, a YAML of a merge, what to merge, or a merge in memory."""
+Data: TypeAlias = "SamplesLike | Samples | Benchmark | None"
+"""Labelled samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
 YAML = (".yml", ".yaml")
 MERGE_FACTS = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
 """What decided the numbers of a merge."""
-ALL = "all"
-"""Names all checkpoints of a run."""
+HEAD_FILES = (HEAD_FILE, "head.safetensors")
+OWN = "the model's own classifier"
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,76 +84,60 @@ class Evaluation:
         }
 
 
-def measure(model: Path, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
-    """Measures what `tmx eval` was asked for: a checkpoint, a merge, or checkpoints of a run, by default all."""
-    if not model.exists() and hub_name(model) is None:
-        raise InputError(
-            f"{model} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a model "
-            "on the Hugging Face hub, org/name@revision"
-        )
-    refuse_run_file(model)
-    a_run, merging = is_run(model), any(map(given, (options.weighting, options.merging)))
-    recipe = model.suffix.lower() in YAML
-    if options.checkpoint and (merging or not a_run):
-        raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
-    if merging and not (a_run or recipe):
-        raise InputError(f"{model} is a checkpoint: leave out the options of a merge, or give a run directory")
-    subject: Path | Recipe = model
-    if recipe or merging:
-        subject = recipe_of(model, None, options.weighting, options.merging)
-    return evaluate(
-        subject,
-        options.data,
-        checkpoints=None if ALL in options.checkpoint else options.checkpoint or None,
-        head=options.head,
-        run=model if a_run else options.run,
-        reading=options.reading,
-        progress=progress,
-    )
-
-
-def evaluate(
-    model: str | os.PathLike[str] | Recipe | Merged,
-    data: Data = None,
-    *,
-    checkpoints: Sequence[str] | None = None,
-    head: str | Path | None = None,
-    run: str | Path | None = None,
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
-    progress: Progress | None = None,
-) -> Evaluation:
+def evaluate(model: Subject, data: Data = None, *, progress: Progress | None = None, **options: Any) -> Evaluation:
     """Measures the accuracy of a checkpoint, of a merge in memory, of a `Recipe`, or of a run's checkpoints.
 
-    The head is `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are
-    (or were merged, by the merge's log). So are the tasks' classes. Of models with classifiers of their own, a
-    checkpoint of `run` is measured with the rows of all tasks' labels. `data`: samples, a benchmark, or the path of
-    either (a benchmark's is a YAML with its section); by default the test data of the run's benchmark. `checkpoints` of
-    a run are task names, `base` or `last`; by default all are measured, which gives the matrix R.
+    The options are those of `tmx eval`: checkpoint, head, run, weights, device, ... The head is `head`, or that of
+    `run`, or lies beside the model, or is that of the run whose checkpoints these are (or were merged, by the merge's
+    log). So are the tasks' classes. Of models with classifiers of their own, a checkpoint of `run` is measured with the
+    rows of all tasks' labels. `data`: labelled samples, a benchmark, or the path of either (a benchmark's is a YAML
+    with its section); by default the test data of the run's benchmark.
 
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
-    if isinstance(model, str | os.PathLike) and is_run(Path(model)):
-        return _evaluate_run(Run.open(Path(model)), data, checkpoints, head, reading, progress)
-    owner = None if run is None else Run.open(run)
-    merged = model if isinstance(model, Merged) else None
+    return measure(model, from_flat(EvalOptions, data=data, **options), progress)
+
+
+def measure(model: Subject, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
+    """Does what `evaluate` does, as the options say."""
+    reading, run = options.reading, options.run
     subject: Path | Recipe
+    merged = model if isinstance(model, Merged) else None
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+        if not path.exists() and hub_name(path) is None:
+            raise InputError(
+                f"{path} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a "
+                "model on the Hugging Face hub, org/name@revision"
+            )
+        refuse_run_file(path)
+        merging, recipe = any(map(given, (options.weighting, options.merging))), path.suffix.lower() in YAML
+        if options.checkpoint and (merging or not is_run(path)):
+            raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
+        if is_run(path):
+            run = path
+            if not merging:
+                return _evaluate_run(Run.open(path), options, progress)
+        elif merging and not recipe:
+            raise InputError(f"{path} is a checkpoint: leave out the options of a merge, or give a run directory")
+        subject = recipe_of(path, None, options.weighting, options.merging) if recipe or merging else located(path)
+    owner = None if run is None else Run.open(run)
     if merged is not None:
         if owner is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         subject = owner.base
-    else:
-        assert not isinstance(model, Merged)
-        subject = model.located() if isinstance(model, Recipe) else located(model)
-    used = find_head(subject, head, owner)
+    elif isinstance(model, Recipe):
+        subject = model.located()
+    used = find_head(subject, options.head, owner)
     base = subject.base if isinstance(subject, Recipe) else subject
-    labelled, origin = open_labelled(data, used.head, used.run, reading)
+    labelled, origin = open_labelled(options.data, used.head, used.run, reading)
     state = None if merged is None else merged.state_dict
     encoder: Encoder | None = None
     if isinstance(subject, Recipe):
         merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
-    elif used.head.builtin and owner is not None and (number := checkpoint_number(base, owner)) is not None:
+    elif used.head.builtin and owner is not None and (number := _checkpoint_number(base, owner)) is not None:
         with RunModels(owner.base, owner.tasks, progress=progress) as models:
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
@@ -170,18 +156,17 @@ def evaluate(
     return Evaluation(name, origin, used.source, {name: accuracy}, unreadable, labelled.unknown, report)
 
 
-def _evaluate_run(
-    run: Run,
-    data: Data,
-    checkpoints: Sequence[str] | None,
-    head: str | Path | None,
-    reading: Reading,
-    progress: Progress | None,
-) -> Evaluation:
+def _evaluate_run(run: Run, options: EvalOptions, progress: Progress | None) -> Evaluation:
     """Measures checkpoints of a run; all of them give the accuracy matrix."""
     places = ["base", *run.checkpoints]
-    chosen = places if checkpoints is None else [_named(name, run) for name in checkpoints]
-    used = find_head(run.base, head, run)
+    known = {name: k for k, name in enumerate(places)}
+    known.setdefault("last", len(places) - 1)  # a task called `last` goes before the last task
+    chosen = places if "all" in options.checkpoint else options.checkpoint or places
+    for name in chosen:
+        if name not in known:
+            names = [*known, "all"]
+            raise InputError(f"{run.path} has no checkpoint {name!r}{closest(name, names)}; it has {', '.join(names)}")
+    used = find_head(run.base, options.head, run)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -189,26 +174,16 @@ def _evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    labelled, origin = open_labelled(data, used.head, run, reading)
-    with Bench(run, head=used.frozen, device=reading.device, progress=over_all) as bench:
+    labelled, origin = open_labelled(options.data, used.head, run, options.reading)
+    with Bench(run, head=used.frozen, device=options.reading.device, progress=over_all) as bench:
         opened = bench.open_labelled("data", labelled)
         readable = labelled.readable(opened.prepared.positions)
-        for name in chosen:
-            logits = bench.logits(MergeSpec(checkpoint=places.index(name)), opened)
-            accuracies[name] = readable.accuracy(logits, used.head.classes)
+        for number in (known[name] for name in chosen):
+            logits = bench.logits(MergeSpec(checkpoint=number), opened)
+            accuracies[places[number]] = readable.accuracy(logits, used.head.classes)
     failed = opened.prepared.failed
     matrix = _matrix(run, accuracies)
     return Evaluation(str(run.path), origin, used.source, accuracies, failed, labelled.unknown, None, matrix)
-
-
-def _named(name: str, run: Run) -> str:
-    """Returns the task that is meant; a task called `last` goes before the last task."""
-    if name in ("base", *run.checkpoints):
-        return name
-    if name == "last":
-        return list(run.checkpoints)[-1]
-    known = ["base", *run.checkpoints, "last", "all"]
-    raise InputError(f"{run.path} has no checkpoint {name!r}{closest(name, known)}; it has {', '.join(known)}")
 
 
 def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | None:
@@ -238,8 +213,12 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
                 "was trained on a benchmark, whose test data are taken then"
             )
         data = open_benchmark(read_section(run.record.benchmark, run.path))
-    elif isinstance(data, str | Path):
-        data = _benchmark_of(Path(data)) if Path(data).suffix.lower() in YAML else reading.open(Path(data))
+    elif isinstance(data, str | Path) and Path(data).suffix.lower() in YAML:  # of a run, or of a benchmark alone
+        wanted = "the section 'benchmark', as in the run.yaml of tmx train"
+        content = read_yaml(Path(data), f"a YAML file with {wanted}", wanted)
+        data = open_benchmark(read_section(content.get("benchmark", content), Path(data).parent))
+    elif not isinstance(data, Benchmark):
+        data = reading.open(data if isinstance(data, Samples) else as_labelled(data))
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
         if head.builtin:  # one task's own classifier knows its own classes only
@@ -253,8 +232,87 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
     return labelled.draw(reading.max_samples), f"{data.name} ({split})"
 
 
-def _benchmark_of(path: Path) -> Benchmark:
-    """Opens the benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
-    wanted = "the section 'benchmark', as in the run.yaml of tmx train"
-    content = read_yaml(path, f"a YAML file with {wanted}", wanted)
-    return open_benchmark(read_section(content.get("benchmark", content), path.parent))
+# -- head -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class UsedHead:
+    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks."""
+
+    head: Head
+    source: str
+    run: Run | None
+
+    @property
+    def frozen(self) -> Head | None:
+        """The head, unless it stands for the models' own classifiers."""
+        return None if self.head.builtin else self.head
+
+    def encoder(self, checkpoint: Path, device: str | None) -> Encoder:
+        """Loads the encoder that the head belongs to; what it lacks beside its weights comes from the run's base."""
+        load = load_builtin if self.head.builtin else load_encoder
+        return load(checkpoint, device, assets=None if self.run is None else self.run.base)
+
+
+def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | None = None) -> UsedHead:
+    """Returns the head to score a model with: the one given; else beside the model; else that of the run.
+
+    The run is `run`, or that whose checkpoints these are or were merged, by the merge's log. Without any of them it is
+    the classifier that the model has itself; of a checkpoint of `run`, that which merges of its tasks have.
+    """
+    owner = run or _run_of(model)
+    place = model.base if isinstance(model, Recipe) else model
+    folder = place if place.is_dir() else place.parent
+    if head is None:
+        files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
+        beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
+        head = (in_run or beside) if run is not None else (beside or in_run)
+    if head is not None:
+        return UsedHead(load_head(head), str(head), owner)
+    if isinstance(model, Recipe):
+        labels = merged_labels(model.base, model.tasks)
+    elif run is not None and _checkpoint_number(model, run) is not None:
+        labels = merged_labels(run.base, run.tasks)
+    else:
+        labels = builtin_labels(model)
+    if labels is not None:
+        return UsedHead(builtin_head(labels), OWN, owner)
+    if owner is not None:
+        raise InputError(
+            f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
+            f"`tmx init {owner.path} --head HEAD`"
+        )
+    similar = sorted(folder.glob("*head*.safetensors"))
+    hint = f" (perhaps {similar[0]})" if similar else ""
+    raise InputError(
+        f"{place}: which head turns its embeddings into classes? Give head, a file{hint}, or put the head "
+        f"beside it as {HEAD_FILES[0]}"
+    )
+
+
+def _checkpoint_number(model: Path, run: Run) -> int | None:
+    """Returns which checkpoint of a run a path is, 0 is the base; None if it is none of them."""
+    places = [path.resolve() for path in (run.base, *run.tasks)]
+    return places.index(model.resolve()) if model.resolve() in places else None
+
+
+def _run_of(model: Path | Recipe) -> Run | None:
+    """Returns the run whose checkpoints these are, or were merged."""
+    if isinstance(model, Recipe):
+        return _holder([model.base, *model.tasks])
+    try:
+        inputs = None if (run := _holder([model])) else logged_inputs(model)
+    except InputError:  # no merge, or one without its report
+        return None
+    return run if inputs is None else _holder([inputs.base, *inputs.tasks])
+
+
+def _holder(checkpoints: list[Path]) -> Run | None:
+    """Returns the nearest run directory above one of the checkpoints, if its run.json lists them all."""
+    folder = next((place for path in reversed(checkpoints) for place in path.parents if is_run(place)), None)
+    try:
+        run = None if folder is None else Run.open(folder)
+    except InputError:
+        return None
+    listed = set() if run is None else {path.resolve() for path in (run.base, *run.tasks)}
+    return run if {path.resolve() for path in checkpoints} <= listed else None

@@ -5,43 +5,32 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from tunable_magmax.checkpoints.source import holds_adapter
-from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.memory import SamplesLike, as_inputs, as_labelled, as_labels
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.memory import SamplesLike
 from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.evaluation.run_models import refuse_adapters
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
-from tunable_magmax.workflows.evaluate import (
-    Data,
-    Evaluation,
-    evaluate,
-)
+from tunable_magmax.workflows.evaluate import HEAD_FILES, Data, Evaluation, evaluate
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_inputs import InitOptions
-from tunable_magmax.workflows.merge import (
-    MergeOptions,
-    merge_recipe_in_memory,
-    recipe_of,
-)
+from tunable_magmax.workflows.merge import MergeOptions, merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.merge import merge as merge_files
-from tunable_magmax.workflows.options import Reading, Weighting, from_flat
+from tunable_magmax.workflows.options import Weighting, from_flat
 from tunable_magmax.workflows.prefer import prefer
 from tunable_magmax.workflows.site_options import CompareOptions, PreferOptions, TailorOptions
 from tunable_magmax.workflows.sweep import Sweep, SweepOptions, sweep
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
-from tunable_magmax.workflows.used_head import HEAD_FILES
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -50,8 +39,6 @@ if TYPE_CHECKING:
 Place: TypeAlias = str | os.PathLike[str]
 Chosen: TypeAlias = Preference | Place
 """A preference, or its file."""
-Weights: TypeAlias = Sequence[float] | Mapping[str, float]
-"""A number for each task, in training order; or by name, 0 for tasks that are not named."""
 
 
 def open_run(path: Place) -> Run:
@@ -149,8 +136,8 @@ class Run:
         >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
         (0.6666666666666666, 0.3333333333333333)
         """
-        samples = _in_memory(inputs=inputs, labels=labels, labelled=labelled)
-        return prefer(self._run, from_flat(PreferOptions, **samples, **options), progress)
+        known = from_flat(PreferOptions, inputs=inputs, labels=labels, labelled=labelled, **options)
+        return prefer(self._run, known, progress)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -174,13 +161,7 @@ class Run:
         read = from_flat(MergeOptions, preference=preference, out=None if out is None else Path(out), **options)
         if out is not None:
             return merge_files(self.path, read, progress).report
-        self._refuse_adapters("give `out`, a directory to merge into")
         return merge_recipe_in_memory(recipe_of(self.path, None, read.weighting, read.merging), progress)[0]
-
-    def _refuse_adapters(self, instead: str) -> None:
-        adapter = next(filter(holds_adapter, self.tasks), None)
-        if adapter is not None:
-            raise InputError(f"{adapter} is a LoRA adapter, which cannot be merged in memory: {instead}")
 
     def session(self, **options: Any) -> MergeSession:
         """Opens a `MergeSession` on the run's checkpoints, to merge again and again in memory.
@@ -192,7 +173,7 @@ class Run:
         from tunable_magmax.models.builtin import builtin_labels
         from tunable_magmax.models.state import read_tensors
 
-        self._refuse_adapters("make checkpoints of the adapters first, with `tmx merge`")
+        refuse_adapters(self.tasks)
         found = [builtin_labels(path) for path in self.tasks]
         if any(labels is not None for labels in found) and {builtin_labels(self.base)} != set(found):
             raise InputError(
@@ -230,18 +211,18 @@ class Run:
         >>> model.predict(images[0])  # doctest: +SKIP
         [Prediction('cat', 0.931)]
         """
-        samples = _in_memory(inputs=inputs, labels=labels, labelled=labelled)
         temporary = tempfile.TemporaryDirectory(prefix="tmx-") if out is None else None
         place = Path(out) if out is not None else Path(temporary.name if temporary else "", "model")
-        made = tailor(self._run, from_flat(TailorOptions, out=place, **samples, **options), progress)
-        for text in made.warnings:
+        known = from_flat(TailorOptions, out=place, inputs=inputs, labels=labels, labelled=labelled, **options)
+        made = tailor(self._run, known, progress)
+        for text in made.record.warnings:
             warnings.warn(text, stacklevel=2)
         return replace(made, temporary=temporary)
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def compare(
-        self, preference: Chosen | None = None, data: Any = None, *, progress: Progress | None = None, **options: Any
+        self, preference: Chosen | None = None, data: Data = None, *, progress: Progress | None = None, **options: Any
     ) -> Comparison:
         """Measures which model of the run is best for a site, on its labelled samples, as `tmx compare` does.
 
@@ -249,23 +230,21 @@ class Run:
         and label, or the path of such data; by default the run's own test data. Other options are those of the command:
         old_heads, seed, max_samples, device, ...
         """
-        return compare(
-            self._run, from_flat(CompareOptions, preference=preference, data=_data(data), **options), progress
-        )
+        return compare(self._run, from_flat(CompareOptions, preference=preference, data=data, **options), progress)
 
     def evaluate(
         self,
         model: Chosen | Merged,
-        data: Any = None,
+        data: Data = None,
         *,
-        head: str | Path | None = None,
         progress: Progress | None = None,
-        **reading: Any,
+        **options: Any,
     ) -> Evaluation:
         """Measures one model on labelled data, by default the run's own test data, with the run's head.
 
         `model`: the name of a checkpoint (base, a task's, last), "all" for the accuracy matrix of all checkpoints, a
         merge in memory, a preference, which is merged as `merge` does, or the path of any model of this architecture.
+        Other options are those of the command: head, max_samples, device, ...
 
         >>> run.evaluate("last").accuracy.overall.value  # doctest: +SKIP
         0.42
@@ -281,8 +260,7 @@ class Run:
                 raise InputError(f"{self.path} has no checkpoint {model!r}{hint}; it has {some_of(places)}")
         # A tailored model has a head of its own, which goes before the run's.
         beside = isinstance(subject, os.PathLike) and any((Path(subject) / name).is_file() for name in HEAD_FILES)
-        options: dict[str, Any] = {"reading": from_flat(Reading, **reading), "progress": progress}
-        return evaluate(subject, _data(data), head=head, run=None if beside else self.path, **options)
+        return evaluate(subject, data, run=None if beside else self.path, progress=progress, **options)
 
     def add_data(
         self,
@@ -302,14 +280,3 @@ class Run:
         made = init_run(self.path, how, progress)
         self._run = RunDirectory.open(self.path)
         return {name: profile for name, (_, profile) in made.profiles.items()}
-
-
-def _in_memory(**samples: SamplesLike | None) -> dict[str, Any]:
-    """Returns samples in memory as the options take them; paths stay paths."""
-    readers = {"inputs": as_inputs, "labels": as_labels, "labelled": as_labelled}
-    return {name: readers[name](value) for name, value in samples.items() if value is not None}
-
-
-def _data(data: Any) -> Data:
-    """Returns labelled data: what the workflows take, or pairs as samples."""
-    return data if data is None or isinstance(data, Samples | Benchmark) else as_labelled(data)

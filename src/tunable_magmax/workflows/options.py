@@ -223,6 +223,8 @@ def given(options: Any) -> dict[str, Any]:
 def from_flat(kind: type[Options], **values: Any) -> Options:
     """Makes options of keywords, sorting them into their groups: this is how methods in Python take them.
 
+    A group may be given as a whole, too.
+
     >>> from_flat(Output, threads=2)
     Output(memory='1GiB', threads=2, shard_size='5GB', overwrite=False)
     """
@@ -238,8 +240,8 @@ def _taken(kind: type[Options], values: dict[str, Any]) -> Options:
     """Makes options of the values that belong to them, and removes these."""
     made: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
-        if is_dataclass(field.default):
-            made[field.name] = _taken(type(field.default), values)
-        elif field.name in values:
+        if field.name in values:
             made[field.name] = values.pop(field.name)
+        elif is_dataclass(field.default):
+            made[field.name] = _taken(type(field.default), values)
     return kind(**made)

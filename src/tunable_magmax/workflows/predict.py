@@ -24,9 +24,9 @@ from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.runs.run import is_run
+from tunable_magmax.workflows.evaluate import find_head
 from tunable_magmax.workflows.options import Embedding
 from tunable_magmax.workflows.site_options import PredictOptions as PredictOptions
-from tunable_magmax.workflows.used_head import find_head
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder

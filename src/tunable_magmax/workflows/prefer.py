@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.bench import Bench, SiteFacts
+from tunable_magmax.evaluation.labelled import label_samples
+from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.budget import in_order
+from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.site import Site
 from tunable_magmax.workflows.site_options import PreferOptions as PreferOptions
+from tunable_magmax.workflows.site_options import SiteSources
 
 PAPERS = ("ot", "cosine", "mmd")
 NEEDS = {"label": "labels", "search": "labelled", **dict.fromkeys(("probe", *PAPERS), "inputs")}
 """The samples that a method needs; auto takes what there is."""
 OOD = 0.2
 """About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance."""
+PATIENCE = 10
+"""Trials without a better one after which a search ends."""
+LEAST_COUNT = 0.02
+"""What a class without a sample counts among the shares."""
+Weights: TypeAlias = tuple[float, ...]
 
 
 def prefer(
@@ -35,29 +47,23 @@ def prefer(
     >>> prefer("run", PreferOptions(sources=SiteSources(labels=Path("labels.txt")))).weights  # doctest: +SKIP
     (0.75, 0.25)
     """
-    run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    if options.out is not None:
-        _check_file(options.out)
-    found = find_preference(Site(run, options.sources, options.reading, options.seed, progress), options)
-    if options.out is not None:
-        found.save(options.out)
-    return found
-
-
-def _check_file(out: Path) -> None:
-    """Refuses to replace anything but a preference."""
-    if out.is_dir():
+    run, out = run if isinstance(run, Run) else Run.open(os.fspath(run)), options.out
+    if out is not None and out.is_dir():
         raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'site.json'}")
-    if out.exists():
+    if out is not None and out.exists():
         try:
             Preference.load(out)
         except InputError:
             raise InputError(f"{out} exists and is no preference file: choose another name") from None
+    found = find_preference(Site(run, options.sources, options.reading, options.seed, progress), options)
+    if out is not None:
+        found.save(out)
+    return found
 
 
 def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Preference:  # noqa: B008
     """Finds the preference of a site that is opened already, whose embeddings stay for further use."""
-    given = site.sources.by_hand(site.run)
+    given = by_hand(site.sources, site.run)
     if given is not None and options.method != "auto":
         raise InputError(f"method {options.method} needs samples of the site: give {NEEDS[options.method]}")
     found = _from_samples(site, options) if given is None else given
@@ -97,6 +103,34 @@ def completed(preference: Preference, run: Run) -> Preference:
     return preference.named(run.names)
 
 
+def by_hand(sources: SiteSources, run: Run) -> Preference | None:
+    """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
+    given = [name for name in sources.named() if name not in sources.samples]
+    if not given and not sources.samples:
+        raise InputError(
+            "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are no "
+            "samples of it"
+        )
+    if len(given) > 1 or (given and sources.samples):
+        both = " and ".join(sources.named())
+        raise InputError(f"{both} all say how much each task matters: give one of them")
+    tasks = len(run.tasks)
+    if sources.alpha is not None:
+        return Preference.from_alpha(sources.alpha, tasks)
+    if sources.weights is None:
+        return Preference.equal(tasks) if sources.equal else None
+    weights = in_order(sources.weights, run.labels)
+    if len(weights) != tasks:
+        raise InputError(
+            f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
+            f"that do not matter; or by name, as {run.labels[0]}=3"
+        )
+    return Preference.from_weights(weights)
+
+
+# -- from samples -----------------------------------------------------------------------------------------------------
+
+
 def _from_samples(site: Site, options: PreferOptions) -> Preference:
     """Returns what a method says of the samples; labelled ones give their labels, or else their inputs."""
     method, sources = options.method, site.sources
@@ -107,13 +141,9 @@ def _from_samples(site: Site, options: PreferOptions) -> Preference:
                 "of some samples and inputs of others, give labels and inputs"
             )
         if method == "search":
-            from tunable_magmax.workflows.search import search_preference
-
             return search_preference(site, options.trials, options.seed)
-        if method in ("auto", "label"):
-            sources = replace(sources, labels=sources.labelled)
-        else:
-            sources = replace(sources, inputs=sources.labelled)
+        used = "labels" if method in ("auto", "label") else "inputs"
+        sources = replace(sources, **{used: sources.labelled})
         site = replace(site, sources=sources)
     needed = NEEDS.get(method)
     if needed is not None and getattr(sources, needed) is None:
@@ -122,8 +152,7 @@ def _from_samples(site: Site, options: PreferOptions) -> Preference:
     if unused is not None and getattr(sources, unused) is not None:
         raise InputError(f"method {method} uses {needed} only: leave out {unused}, or choose auto")
     if method in PAPERS:
-        profiles = site.run.require_profiles("comparing inputs")
-        tasks: Any = [profile.features for profile in profiles]
+        tasks: Any = [profile.features for profile in site.run.require_profiles("comparing inputs")]
         found = Preference.from_features(tasks, site.features, method, options.raw)  # type: ignore[arg-type]
     else:
         found = _by_labels(site, options) if sources.inputs is None else _by_probe(site, options)
@@ -142,8 +171,6 @@ def _by_labels(site: Site, options: PreferOptions) -> Preference:
 
 def _by_probe(site: Site, options: PreferOptions) -> Preference:
     """Returns the posterior of the inputs, and of labels where some are given: one likelihood for all of them."""
-    from tunable_magmax.preference.mixture import Groups
-
     features = site.base_features  # first, because it checks that the profiles hold the base's embeddings
     profiles, probe = site.run.require_profiles("a probe"), site.probe
     groups = Groups.of([{name: n for name, n in profile.label_table.items() if n} for profile in profiles])
@@ -165,3 +192,86 @@ def _by_probe(site: Site, options: PreferOptions) -> Preference:
         seed=options.seed,
     )
     return found.with_ood_share(probe, features)
+
+
+# -- by trial: the paper's fourth case --------------------------------------------------------------------------------
+
+
+def search_preference(site: Site, trials: int, seed: int = 0, bench: Bench | None = None) -> Preference:
+    """Returns the weights whose merge of the site's run is best for its labelled samples.
+
+    A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights and
+    those that the labels mean are tried first: on these samples the result is no worse. `bench`: the run's models, if
+    they are in memory already.
+    """
+    _optuna()  # which lacks before anything is read
+    run, tables = site.run, site.run.label_tables
+    opened = Bench(run, device=site.reading.device, progress=site.progress) if bench is None else nullcontext(bench)
+    accuracies: dict[Weights, float] = {}
+    with opened as bench:
+        if not bench.models.elements:
+            raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
+        data = bench.open_labelled("labelled", label_samples(site.open_samples("labelled"), bench.classes))
+        labels = [bench.classes[label] for label in data.labels]
+        counts = np.bincount(data.labels, minlength=len(bench.classes)) + LEAST_COUNT
+        starts = {"equal": Preference.equal(len(run.tasks)).weights}
+        if tables is not None and any(label in table for table in tables for label in labels):
+            starts["label"] = Preference.from_labels(tables, labels).weights
+        facts = SiteFacts(starts["equal"], counts / counts.sum(), labelled=data, moved=False)
+
+        def score(weights: Weights) -> float:
+            """Returns minus the log loss; of too few samples to fit a head to, the share that is right, minus 1."""
+            spec = MergeSpec("tunable_magmax", "matched", weights)
+            head = bench.fit(spec, facts)
+            if head.loss is not None and head.accuracy is not None:
+                accuracies[weights] = head.accuracy
+                return -head.loss
+            accuracies[weights] = float((bench.logits(spec, data).argmax(axis=1) == data.labels).mean())
+            return accuracies[weights] - 1
+
+        made = search(score, list(starts.values()), trials, seed, site.progress)
+    value, weights = max(made, key=lambda trial: trial[0])
+    begun: Any = [{"source": name, "accuracy": accuracies[w]} for name, (_, w) in zip(starts, made, strict=False)]
+    record: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[weights], "log_loss": -value}
+    record |= {"trials": len(made), "seed": seed, "starts": begun}
+    return Preference(weights, "search", record, tasks=run.names)
+
+
+def search(
+    objective: Callable[[Weights], float],
+    starts: Sequence[Sequence[float]],
+    trials: int = 100,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[tuple[float, Weights]]:
+    """Maximises `objective(weights)` over the simplex; returns all trials with their values, `starts` first.
+
+    >>> max(search(lambda weights: weights[0], [(0.5, 0.5), (1, 0)], trials=5))
+    (1.0, (1.0, 0.0))
+    """
+    optuna, tasks = _optuna(), len(starts[0])
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    for start in starts:
+        study.enqueue_trial({f"weight_{t}": weight / max(start) for t, weight in enumerate(start, 1)})
+    made: list[tuple[float, Weights]] = []
+    best = 0
+    while len(made) < trials and len(made) - max(best + 1, len(starts)) < PATIENCE:
+        trial = study.ask()
+        raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
+        weights = Preference.from_weights(raw if any(raw) else [1.0] * tasks).weights
+        value = objective(weights)
+        study.tell(trial, value)
+        made.append((value, weights))
+        best = max(range(len(made)), key=lambda k: made[k][0])
+        if progress is not None:
+            progress("searching", len(made), trials)
+    return made
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("the search needs Optuna 4 or later: pip install 'tunable-magmax[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -87,8 +87,8 @@ def _files(folder: Path) -> list[str]:
     from tunable_magmax.checkpoints.companions import CONFIG, REPORT
     from tunable_magmax.checkpoints.safetensors_file import INDEX
     from tunable_magmax.checkpoints.source import open_checkpoint
+    from tunable_magmax.workflows.evaluate import HEAD_FILES
     from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
-    from tunable_magmax.workflows.used_head import HEAD_FILES
 
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory: give a model's, as tmx merge or tmx tailor writes it")

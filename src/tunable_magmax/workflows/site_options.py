@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from cyclopts import Group, Parameter
 
@@ -27,10 +27,6 @@ from tunable_magmax.workflows.options import (
     Weighting,
 )
 
-if TYPE_CHECKING:
-    from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import Run
-
 PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
 SAMPLES = ("inputs", "labels", "labelled")
 
@@ -38,7 +34,7 @@ SAMPLES = ("inputs", "labels", "labelled")
 @Parameter(name="*", group=Group("What is known of the site", sort_key=1))
 @dataclass(frozen=True)
 class SiteSources:
-    """What is known of a site: samples, in files or in memory, or a person's word."""
+    """What is known of a site: samples, in files or in memory (a list, a column, a data set), or a person's word."""
 
     inputs: FileOrValue = None
     """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
@@ -55,6 +51,14 @@ class SiteSources:
     """Give every task the same weight."""
 
     def __post_init__(self) -> None:
+        values = {name: value for name in SAMPLES if not isinstance(value := getattr(self, name), Path | None)}
+        if values:
+            from tunable_magmax.data import memory
+            from tunable_magmax.data.samples import Samples
+
+            for name, value in values.items():
+                if not isinstance(value, Samples):
+                    object.__setattr__(self, name, getattr(memory, f"as_{name}")(value))
         if isinstance(self.weights, Mapping):
             object.__setattr__(self, "weights", {name: _number(w) for name, w in self.weights.items()})
         elif self.weights is not None:
@@ -72,33 +76,6 @@ class SiteSources:
     def samples(self) -> list[str]:
         """The names of the samples that were given."""
         return [name for name in self.named() if name in SAMPLES]
-
-    def by_hand(self, run: Run) -> Preference | None:
-        """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
-        from tunable_magmax.merging.budget import in_order
-        from tunable_magmax.preference.preference import Preference
-
-        given = [name for name in self.named() if name not in SAMPLES]
-        if not given and not self.samples:
-            raise InputError(
-                "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are "
-                "no samples of it"
-            )
-        if len(given) > 1 or (given and self.samples):
-            both = " and ".join(self.named())
-            raise InputError(f"{both} all say how much each task matters: give one of them")
-        tasks = len(run.tasks)
-        if self.alpha is not None:
-            return Preference.from_alpha(self.alpha, tasks)
-        if self.weights is None:
-            return Preference.equal(tasks) if self.equal else None
-        weights = in_order(self.weights, run.labels)
-        if len(weights) != tasks:
-            raise InputError(
-                f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
-                f"that do not matter; or by name, as {run.labels[0]}=3"
-            )
-        return Preference.from_weights(weights)
 
 
 def _number(value: Any) -> Any:

@@ -152,11 +152,10 @@ def _measured(
     from tunable_magmax.evaluation.run_models import MergeSpec
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.evaluate import open_labelled
+    from tunable_magmax.workflows.evaluate import find_head, open_labelled
     from tunable_magmax.workflows.material import open_material
     from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.prefer import completed
-    from tunable_magmax.workflows.used_head import find_head
 
     run = Run.open(run_dir)
     test = str(data) == "test" and not Path("test").exists()

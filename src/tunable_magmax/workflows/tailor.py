@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import numpy as np
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.checkpoints.writer import Output, is_one_file
+from tunable_magmax.data.memory import SampleSource
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.log import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions
@@ -26,10 +30,11 @@ from tunable_magmax.evaluation.choosing import (
     default_method,
     default_scale,
     draw_mixtures,
+    effective_tasks,
     gather_evidence,
 )
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, identities
 from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.resources import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
@@ -38,55 +43,52 @@ from tunable_magmax.models.head import Head, head_bytes
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.material import KeptSamples, Material, open_site_material, site_shares
+from tunable_magmax.workflows.material import Material, open_site_material, site_shares
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.options import Output as OutputOptions
 from tunable_magmax.workflows.options import flat
-from tunable_magmax.workflows.prefer import completed, find_preference, preference_of
-from tunable_magmax.workflows.site import Site
+from tunable_magmax.workflows.prefer import by_hand, completed, find_preference, preference_of
+from tunable_magmax.workflows.site import Site, SiteSources
 from tunable_magmax.workflows.site_options import SAMPLES
 from tunable_magmax.workflows.site_options import TailorOptions as TailorOptions
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,
     RECORD,
+    VERSION,
+    HeadRecord,
+    MergeRecord,
+    MixtureRecord,
     Tailored,
     TailorRecord,
     card_section,
-    fingerprint,
-    read_finished,
-    record_of,
 )
 
 METHODS_TRIED = ("tunable_magmax", "tsv", "average")
 NO_DIFFERENCE = ("out", "dry_run", "memory", "threads", "overwrite", *SAMPLES)
 """Options that change nothing in the model; samples are compared by their content."""
+LIKELIEST = 10
+"""Classes of the site that the record names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
     """The model for a site, before it is written: which merge, which head, and what to expect of it.
 
-    `head`: None where nothing could be scored in memory. `note`: why the old head was kept. `file`: the frozen head
-    with the site's bias; `tensors`: those of a builtin classifier. `kept`, `labelled`, `profiles`: rows of each kind
-    that the head was fitted to. `embedded`: forward passes that this took, in samples.
+    `head`, `evidence`: None where nothing could be scored in memory. `file`: the frozen head with the site's bias;
+    `tensors`: those of a builtin classifier.
     """
 
     preference: Preference
     spec: MergeSpec
     why: str
-    classes: tuple[str, ...]
+    facts: HeadRecord
+    classes: tuple[str, ...] = ()
     choice: Choice | None = None
     head: FittedHead | None = None
     evidence: Evidence | None = None
-    note: str | None = None
     file: Head | None = None
     tensors: FittedTensors | None = None
-    kept: int = 0
-    labelled: int = 0
-    profiles: int = 0
-    trained_on: bool = False
-    embedded: int = 0
 
     @property
     def merge_options(self) -> dict[str, Any]:
@@ -96,6 +98,48 @@ class Decision:
             return {"method": "last_task", "scale": 0.0 if spec.is_base else 1.0}
         weights = {} if spec.weights is None else {"weights": [float(weight) for weight in spec.weights]}
         return {"method": spec.method, "scale": spec.scale, **weights}
+
+    def record(self, run: Run, sources: SiteSources, warnings: Sequence[str] = ()) -> TailorRecord:
+        """Returns what is told of the decision."""
+        preference, choice, merge = self.preference, self.choice, self.merge_options
+        ends = preference.intervals
+        samples, ood_share = (preference.provenance.get(name) for name in ("samples", "ood_share"))
+        expected = {} if self.evidence is None else self.evidence.expected
+        return TailorRecord(
+            sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
+            mixture=MixtureRecord(
+                preference.method,
+                samples if isinstance(samples, int) else None,
+                dict(zip(run.labels, preference.weights, strict=True)),
+                None if ends is None else {name: list(pair) for name, pair in zip(run.labels, ends, strict=True)},
+                preference.expected_error,
+                round(effective_tasks(preference.weights), 2),
+                ood_share if isinstance(ood_share, float) else None,
+            ),
+            merge=MergeRecord(
+                merge["method"],
+                merge["scale"],
+                self.why,
+                () if choice is None else tuple(each.to_dict() for each in choice.tried),
+                0 if choice is None else choice.rows,
+            ),
+            head=self.facts,
+            expected={
+                name: [round(share, 4) for share in (each.value, each.low, each.high)]
+                for name, each in expected.items()
+            },
+            simpler=None if self.evidence is None else self.evidence.simpler,
+            likeliest=_likeliest(preference, self.classes),
+            warnings=tuple(warnings),
+        )
+
+
+def _likeliest(preference: Preference, classes: Sequence[str]) -> dict[str, float]:
+    if preference.prior is None or not classes:
+        return {}
+    shares = site_shares(preference, classes)
+    order = sorted(range(len(classes)), key=lambda k: (-shares[k], classes[k]))[:LIKELIEST]
+    return {classes[k]: round(float(shares[k]), 6) for k in order}
 
 
 def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: Progress | None = None) -> Tailored:
@@ -109,36 +153,18 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     """
     began = time.perf_counter()
     run, given = _opened(run, options)
-    if (place := options.out) is None:
+    if (out := options.out) is None:
         raise InputError("where should the model go? Give out (-o), a directory")
     made_from = _fingerprint(run, options, given)
-    if not options.output.overwrite and finished_report(place, made_from) is not None:
-        return read_finished(place, run.labels)
-    _check_output(place, options)
+    if not options.output.overwrite and finished_report(out, made_from) is not None:
+        return Tailored.read(out, complete=True)
+    _check_output(out, options)
     site = Site(run, options.sources, options.reading, options.seed, progress)
     with collected_warnings() as texts:
         decision = _decide(site, options, given)
-        record = replace(record_of(decision, run, options.sources), warnings=tuple(texts()))
-        report = _write(place, decision, record, run, options, made_from, progress)
-    record = record.with_scale(report.scale)
-    seconds = time.perf_counter() - began
-    return Tailored(place, record, decision.preference, run.labels, report, record.warnings, seconds)
-
-
-def tailor_in_memory(
-    bench: Bench,
-    site: Site,
-    options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
-    preference: Preference | None = None,
-    kept: KeptSamples | None = None,
-) -> Decision:
-    """Does what `tailor` does for a run in memory, and writes nothing: returns merge, head and evidence.
-
-    `kept`: the run's kept samples, if they are open already.
-    """
-    found = find_preference(site, options.preferring) if preference is None else completed(preference, bench.run)
-    material = open_site_material(bench, site, found, fits=fits_heads(bench, options), kept=kept)
-    return decide(bench, material, found, options)
+        record = decision.record(run, options.sources, texts())
+        _write(out, decision, record, run, options, made_from, progress)
+    return Tailored.read(out, seconds=time.perf_counter() - began)
 
 
 def decide(
@@ -147,24 +173,39 @@ def decide(
     preference: Preference,
     options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
 ) -> Decision:
-    """Chooses the merge, fits its head and gathers the evidence, with material that is open already."""
-    before = bench.embedded
+    """Does what `tailor` does, in memory: chooses the merge, fits its head and gathers the evidence."""
+    before, facts = bench.embedded, material.all
     spec, why, choice = choose_spec(bench, preference, options, material)
     head, note = _fitted(bench, spec, material, options)
     evidence = None
     if head.loss is not None:
         mixtures = draw_mixtures(preference.weights, preference.expected_error or 0.0, seed=options.seed)
-        evidence = gather_evidence(bench, material.all, spec, head, mixtures, options.seed)
+        evidence = gather_evidence(bench, facts, spec, head, mixtures, options.seed)
     tensors, file = None, None
     if not bench.is_builtin:
         file = Head.of(head.linear.weight, bench.classes, 1.0, head.linear.bias)
     elif head.kind == "fitted" or (bench.views and preference.prior is not None):
-        tensors = _classifier_tensors(bench, spec, material.all, head)
-    kept, labelled = (0 if data is None else len(data) for data in (material.all.kept, material.all.labelled))
-    return Decision(
-        preference, spec, why, bench.classes, choice, head, evidence, note, file, tensors,
-        kept, labelled, max(0, head.rows - kept - labelled), material.trained_on, bench.embedded - before,
-    )  # fmt: skip
+        tensors = _classifier_tensors(bench, spec, facts, head)
+    kept, labelled = (0 if data is None else len(data) for data in (facts.kept, facts.labelled))
+    # Rows of profiles were trained on, and moved: of what they judge nothing is told.
+    losses = (head.loss, head.old_loss) if kept + labelled else (None, None)
+    loss, old_loss = (None if value is None else round(value, 6) for value in losses)
+    written = file or tensors
+    told = HeadRecord(
+        head.kind,
+        note,
+        kept,
+        labelled,
+        max(0, head.rows - kept - labelled),
+        material.trained_on,
+        loss,
+        old_loss,
+        head.view,
+        head.shrinkage,
+        None if written is None else written.digest,
+        bench.embedded - before,
+    )
+    return Decision(preference, spec, why, told, bench.classes, choice, head, evidence, file, tensors)
 
 
 def fits_heads(bench: Bench, options: TailorOptions) -> bool:
@@ -262,10 +303,10 @@ def _decide(site: Site, options: TailorOptions, given: Preference | None) -> Dec
         if options.head == "fitted":
             raise InputError(f"{run.path}: no head can be fitted, because {reason}: give head auto or old")
         return _unscored(site, found, options, reason)
-    with Bench(
-        run, head=site.frozen_head(), seed=options.seed, device=site.reading.device, progress=site.progress
-    ) as bench:
-        return tailor_in_memory(bench, site, options, found)
+    head, device = site.frozen_head(), site.reading.device
+    with Bench(run, head=head, seed=options.seed, device=device, progress=site.progress) as bench:
+        material = open_site_material(bench, site, found, fits=fits_heads(bench, options))
+        return decide(bench, material, found, options)
 
 
 def _why_not_in_memory(run: Run) -> str | None:
@@ -286,11 +327,11 @@ def _unscored(site: Site, preference: Preference, options: TailorOptions, reason
         raise InputError(f"{run.path} has neither a head nor tasks with classifiers: `tmx init` can add one")
     if options.method == "auto":
         options = replace(options, method="tunable_magmax")
-    spec, note = _by_rule(preference, options), f"no head is fitted: {reason}"
+    spec, facts = _by_rule(preference, options), HeadRecord("old", f"no head is fitted: {reason}")
     if head is None:
-        return Decision(preference, spec, "by rule", (), note=note)
+        return Decision(preference, spec, "by rule", facts)
     file = head.with_bias(np.log(site_shares(preference, head.classes)))
-    return Decision(preference, spec, "by rule", head.classes, note=note, file=file)
+    return Decision(preference, spec, "by rule", replace(facts, digest=file.digest), head.classes, file=file)
 
 
 # -- checks and files -------------------------------------------------------------------------------------------------
@@ -327,7 +368,7 @@ def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
     sources = options.sources
     if options.preference is None:
-        sources.by_hand(run)  # refuses what says nothing
+        by_hand(sources, run)  # refuses what says nothing
         return run, None
     others = [name for name in sources.named() if name not in ("labelled", "inputs")]
     if others:
@@ -345,10 +386,27 @@ def _check_output(out: Path, options: TailorOptions) -> None:
 
 
 def _fingerprint(run: Run, options: TailorOptions, given: Preference | None) -> dict[str, Any]:
-    """Returns what a complete output is recognised by."""
-    chosen = {name: value for name, value in flat(options).items() if name not in NO_DIFFERENCE}
-    chosen["preference"] = None if given is None else given.to_json()
-    return fingerprint(run, options.sources, chosen)
+    """Returns what a complete output is recognised by: options, and all files that it depends on."""
+    chosen = {name: str(value) for name, value in flat(options).items() if name not in NO_DIFFERENCE}
+    known = options.sources.named()
+    parts = [place for task in run.record.tasks for place in (task.profile, task.kept and task.kept.path) if place]
+    files = [run.path / "run.json", run.base, *run.tasks, *(run.path / place for place in parts)]
+    files += [] if run.head is None else [run.head]
+    return {
+        "tailor": VERSION,
+        "options": chosen | {"preference": None if given is None else given.to_json()},
+        "samples": {name: _identity(known[name]) for name in SAMPLES if name in known},
+        "run": [_identity(path) for path in files],
+    }
+
+
+def _identity(source: SampleSource) -> str:
+    """Returns a digest of samples, or of the sizes and times of files."""
+    if isinstance(source, Samples):
+        return source.digest()
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    content = [str(source.resolve()), identities(file for file in files if file.is_file())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _write(
@@ -359,8 +417,8 @@ def _write(
     options: TailorOptions,
     made_from: Mapping[str, Any],
     progress: Progress | None,
-) -> Any:
-    """Merges into `out`, with head, preference and record beside the weights; returns the merge's report."""
+) -> None:
+    """Merges into `out`, with head, preference and record beside the weights."""
 
     def files(folder: Path, report: Any) -> AddedFiles:
         made = record.with_scale(report.scale)
@@ -375,4 +433,4 @@ def _write(
     if decision.tensors is not None:
         chosen["fitted_head"] = decision.tensors
     settings = {**flat(options.output), "additions": Additions(files, made_from), "progress": progress}
-    return merge_recipe(Recipe(run.base, run.tasks, chosen, run.names), out, lambda note: None, **settings).report
+    merge_recipe(Recipe(run.base, run.tasks, chosen, run.names), out, **settings)

@@ -1,41 +1,32 @@
-"""`Tailored`: a model that was made for a site, its record, and how a complete one is recognised."""
+"""`Tailored`: a model that was made for a site; its record, as JSON and in words."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.config import LENIENT, check
-from tunable_magmax.data.memory import SampleSource
-from tunable_magmax.data.samples import Samples
 from tunable_magmax.engines.card import card_cell
 from tunable_magmax.engines.log import read_report
-from tunable_magmax.evaluation.choosing import effective_tasks
-from tunable_magmax.files import identities, read_json
+from tunable_magmax.files import read_json
 from tunable_magmax.preference.preference import FILE, Preference
-from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import plural, shown_shares
-from tunable_magmax.workflows.material import site_shares
-from tunable_magmax.workflows.site import SiteSources
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.workflows.predict import LoadedClassifier, Prediction
-    from tunable_magmax.workflows.tailor import Decision
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 3
 SHOWN, LEAST_SHOWN = 5, 0.01
 """So many tasks are named, those of largest weight, if they have at least so much."""
 LONGEST_NAME = 40
-LIKELIEST = 10
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,11 @@ class MergeRecord:
     judged_by: int = 0
     """Labelled samples that judged candidates."""
 
+    @property
+    def shown_scale(self) -> str:
+        """The scale for people."""
+        return self.scale if isinstance(self.scale, str) else f"{self.scale:g}"
+
 
 @dataclass(frozen=True)
 class HeadRecord:
@@ -75,17 +71,17 @@ class HeadRecord:
     kind: str
     note: str | None
     """Why it is the old one."""
-    kept: int
-    labelled: int
-    profiles: int
-    trained_on: bool
+    kept: int = 0
+    labelled: int = 0
+    profiles: int = 0
+    trained_on: bool = False
     """Whether kept samples were trained on, so that they flatter."""
-    log_loss: float | None
-    old_log_loss: float | None
-    view: str
-    shrinkage: float | None
-    digest: str | None
-    embedded: int
+    log_loss: float | None = None
+    old_log_loss: float | None = None
+    view: str = ""
+    shrinkage: float | None = None
+    digest: str | None = None
+    embedded: int = 0
     """Forward passes that choosing and fitting took, in samples."""
 
 
@@ -116,69 +112,6 @@ class TailorRecord:
         return replace(self, merge=replace(self.merge, scale=float(scale)))
 
 
-def record_of(decision: Decision, run: Run, sources: SiteSources) -> TailorRecord:
-    """Returns the record of a decision."""
-    preference, fit, choice, evidence = decision.preference, decision.head, decision.choice, decision.evidence
-    facts, ends = preference.provenance, preference.intervals
-    samples, ood_share = facts.get("samples"), facts.get("ood_share")
-    digest = None if decision.tensors is None else decision.tensors.digest
-    # Rows of profiles were trained on, and moved: of what they judge nothing is told.
-    judged = fit if fit is not None and decision.kept + decision.labelled else None
-    merge = decision.merge_options
-    mixture = MixtureRecord(
-        preference.method,
-        samples if isinstance(samples, int) else None,
-        dict(zip(run.labels, preference.weights, strict=True)),
-        None if ends is None else {name: list(pair) for name, pair in zip(run.labels, ends, strict=True)},
-        preference.expected_error,
-        round(effective_tasks(preference.weights), 2),
-        float(ood_share) if isinstance(ood_share, (int, float)) else None,
-    )
-    return TailorRecord(
-        sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
-        mixture=mixture,
-        merge=MergeRecord(
-            merge["method"],
-            merge["scale"],
-            decision.why,
-            () if choice is None else tuple(each.to_dict() for each in choice.tried),
-            0 if choice is None else choice.rows,
-        ),
-        head=HeadRecord(
-            "old" if fit is None else fit.kind,
-            decision.note,
-            decision.kept,
-            decision.labelled,
-            decision.profiles,
-            decision.trained_on,
-            _rounded(None if judged is None else judged.loss),
-            _rounded(None if judged is None else judged.old_loss),
-            "" if fit is None else fit.view,
-            None if fit is None else fit.shrinkage,
-            digest if decision.file is None else decision.file.digest,
-            decision.embedded,
-        ),
-        expected={
-            name: [round(value, 4) for value in (each.value, each.low, each.high)]
-            for name, each in (evidence.expected if evidence is not None else {}).items()
-        },
-        simpler=None if evidence is None else evidence.simpler,
-        likeliest=_likeliest(preference, decision.classes),
-    )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
-def _likeliest(preference: Preference, classes: Sequence[str]) -> dict[str, float]:
-    if preference.prior is None or not classes:
-        return {}
-    shares = site_shares(preference, classes)
-    order = sorted(range(len(classes)), key=lambda k: (-shares[k], classes[k]))[:LIKELIEST]
-    return {classes[k]: round(float(shares[k]), 6) for k in order}
-
-
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
@@ -189,9 +122,9 @@ def record_lines(record: TailorRecord) -> Iterator[tuple[str, str, str]]:
     whence = "" if found.samples is None else f"from {plural(found.samples, 'sample')} "
     matter = f"effective number of tasks {found.effective_tasks:.2f}"
     yield "mixture", _weights(found), f"{whence}by {found.method}; {error}{matter}"
-    scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
     as_it_is = f"the {'base' if merge.scale == 0 else 'last checkpoint'} as it is"
-    yield "merge", as_it_is if merge.method == "last_task" else f"{merge.method}, scale {scale}", merge.why
+    by_method = f"{merge.method}, scale {merge.shown_scale}"
+    yield "merge", as_it_is if merge.method == "last_task" else by_method, merge.why
     if head.kind == "fitted":
         parts = [(head.kept, "kept"), (head.labelled, "labelled"), (head.profiles, "profile")]
         rows = " + ".join(f"{count:,} {name}" for count, name in parts if count)
@@ -245,40 +178,7 @@ def card_section(record: TailorRecord) -> str:
     return "\n".join(lines)
 
 
-# -- a model that is complete -----------------------------------------------------------------------------------------
-
-
-def fingerprint(run: Run, sources: SiteSources, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
-    known = sources.named()
-    files = {name: value for name, value in known.items() if isinstance(value, Path | Samples)}
-    return {
-        "tailor": VERSION,
-        "options": {key: str(value) for key, value in options.items()},
-        "sources": {name: str(value) for name, value in known.items() if name not in files},
-        "samples": {name: _identity(value) for name, value in files.items()},
-        "run": run_identity(run),
-    }
-
-
-def run_identity(run: Run, others: Sequence[Path] = ()) -> str:
-    """Returns a digest of names, sizes and times of all files of a run that models and heads depend on."""
-    kept = [run.path / entry.path for entry in run.kept if entry is not None]
-    head = [] if run.head is None else [run.head]
-    profiles = [run.path / task.profile for task in run.record.tasks if task.profile is not None]
-    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *profiles, *kept, *others]
-    return _digest([_identity(path) for path in inputs])
-
-
-def _identity(path: SampleSource) -> str:
-    if isinstance(path, Samples):
-        return path.digest()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return _digest([str(path.resolve()), identities(file for file in files if file.is_file())])
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+# -- the model --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -292,9 +192,7 @@ class Tailored:
     out: Path
     record: TailorRecord
     preference: Preference
-    labels: tuple[str, ...]
     report: MergeReport
-    warnings: tuple[str, ...] = ()
     seconds: float = 0.0
     complete: bool = False
     temporary: TemporaryDirectory[str] | None = field(default=None, compare=False)
@@ -305,12 +203,17 @@ class Tailored:
 
     def __repr__(self) -> str:
         merge, again = self.record.merge, ", which was there already" if self.complete else ""
-        warned = f"; {plural(len(self.warnings), 'warning')}" if self.warnings else ""
-        scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
+        weights, count = self.record.mixture.weights, len(self.record.warnings)
+        warned = f"; {plural(count, 'warning')}" if count else ""
         return (
-            f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
-            f"  merged by {merge.method}, scale {scale}, head {self.record.head.kind}{warned})"
+            f"Tailored({str(self.out)!r}{again}: {shown_shares(list(weights), list(weights.values()))};\n"
+            f"  merged by {merge.method}, scale {merge.shown_scale}, head {self.record.head.kind}{warned})"
         )
+
+    @classmethod
+    def read(cls, out: Path, **about: Any) -> Tailored:
+        """Reads a tailored model's directory."""
+        return cls(out, read_record(out), Preference.load(out), read_report(out), **about)
 
     @cached_property
     def classifier(self) -> LoadedClassifier:
@@ -326,14 +229,7 @@ class Tailored:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         about = {"already_complete": self.complete, "elements": self.report.elements, "files": dict(self.report.files)}
-        record = {**asdict(self.record), "warnings": list(self.warnings)}
-        return {"out": str(self.out), **record, **about, "seconds": round(self.seconds, 3)}
-
-
-def read_finished(out: Path, labels: tuple[str, ...]) -> Tailored:
-    """Reads a tailored model that is complete."""
-    record, report = read_record(out), read_report(out)
-    return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, record.warnings, complete=True)
+        return {"out": str(self.out), **asdict(self.record), **about, "seconds": round(self.seconds, 3)}
 
 
 def read_record(out: Path) -> TailorRecord:

@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from sequences import digests, raw
 from torch import Tensor
 
-from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.inputs import Inputs, add_product, file_sources
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sources import add_product, file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.methods import read_options

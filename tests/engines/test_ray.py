@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ import torch
 from sequences import SMALL, digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.ray_workers import Call, RayWorkers, ray_session
+from tunable_magmax.engines.ray_workers import RayWorkers, ray_session
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging.methods import load_method
+from tunable_magmax.merging.owners import Call
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
@@ -57,19 +57,19 @@ def test_the_same_bytes(cluster, files, tmp_path, workers, name) -> None:
 def test_a_worker_that_dies_fails_the_merge_and_a_rerun_gives_the_same_bytes(
     cluster, files, tmp_path, monkeypatch
 ) -> None:
-    each = RayWorkers.each
+    ask = RayWorkers.ask
 
-    def killing(self: RayWorkers, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        for call, answer in each(self, calls):
-            if call.name == "apply":
-                for process in descendants(os.getpid()):
-                    if b"ray::Worker" in command_of(process):
-                        os.kill(process, signal.SIGKILL)
-                        break
-            yield call, answer
+    def killing(self: RayWorkers, calls: Sequence[Call]) -> list[Any]:
+        answers = ask(self, calls)
+        if any(call.name == "apply" for call in calls):
+            for process in descendants(os.getpid()):
+                if b"ray::Worker" in command_of(process):
+                    os.kill(process, signal.SIGKILL)
+                    break
+        return answers
 
     with monkeypatch.context() as patch:
-        patch.setattr(RayWorkers, "each", killing)
+        patch.setattr(RayWorkers, "ask", killing)
         with pytest.raises(ClusterError, match=r"worker \d of 2 died on node 127\.0\.0\.1"):
             merge(files, tmp_path / "out", "model", engine="ray", workers=2)
     assert not list(tmp_path.iterdir())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import LARGE, save_sequence, sequence
 
+from tunable_magmax.engines.inputs import FileSource, widen
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sources import FileSource, widen
 from tunable_magmax.errors import StorageError
 from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 

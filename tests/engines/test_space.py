@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from sequences import digests, save_sequence, sequence
 
+from tunable_magmax.engines.inputs import FileSource
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sources import FileSource
 from tunable_magmax.errors import InputError
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}

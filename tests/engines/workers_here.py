@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.cluster import Worker, divide, merge_by
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.outputs import Job
-from tunable_magmax.engines.ray_workers import Call, RayWorkers
+from tunable_magmax.engines.ray_workers import RayWorkers
 from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.owners import Call
 from tunable_magmax.merging.report import MergeReport
 
 
@@ -24,14 +24,15 @@ class WorkersHere(RayWorkers):
         self.workers = [Worker() for _ in range(workers)]
         self.travelled = 0
 
-    def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        while calls:
-            call = calls.popleft()
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
+        answers = []
+        for call in calls:
             # Through bytes, as between machines: nothing may be shared.
             sent = pickle.dumps(call.arguments)
-            received = pickle.dumps(getattr(self.workers[call.worker], call.name)(*pickle.loads(sent)))
+            received = pickle.dumps(getattr(self.workers[call.part], call.name)(*pickle.loads(sent)))
             self.travelled += (len(sent) + len(received)) * (call.name != "begin")
-            yield call, pickle.loads(received)
+            answers.append(pickle.loads(received))
+        return answers
 
 
 def merge_by_workers_here(

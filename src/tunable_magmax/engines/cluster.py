@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,27 +23,16 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.safetensors_file import Shard
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.inputs import Inputs, file_sources
 from tunable_magmax.engines.outputs import Job, shard_data, write_weights
-from tunable_magmax.engines.ray_workers import Call, RayWorkers, Room, find_room, ray_session
-from tunable_magmax.engines.sources import file_sources
+from tunable_magmax.engines.ray_workers import RayWorkers, Room, find_room, ray_session
 from tunable_magmax.errors import ClusterError, InputError, StorageError
-from tunable_magmax.merging.kernels import Keys, TensorPlace
+from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Findings, Merge
 from tunable_magmax.merging.methods import Method, load_method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.owners import (
-    EqualScan,
-    Groups,
-    LocalElements,
-    LocalPlaneGroup,
-    MergedElements,
-    Ownership,
-    PlaneRows,
-    Quota,
-    assign_owners,
-)
+from tunable_magmax.merging.owners import Call, MergedElements
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.walker import Sources
@@ -114,7 +102,6 @@ class Worker:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._groups: dict[tuple[int, ...], LocalPlaneGroup] = {}
         self._done: dict[str, tuple[int, int]] = {}
 
     def node_and_version(self) -> tuple[str, str]:
@@ -146,56 +133,27 @@ class Worker:
         """Surveys the share."""
         return self._merge.scan(self._assignment.layout.elements)
 
-    def apply(self, changed: NDArray[np.bool_], elements: int, wide: bool) -> None:
-        """Takes over what is merged: `changed` [all tensors, T], the number of elements, and whether some are float64.
-
-        All are the whole merge's.
-        """
+    def apply(self, changed: NDArray[np.bool_], elements: int) -> None:
+        """Takes over what the whole merge merges: `changed` [all tensors, T], and its number of elements."""
         tensors = self._assignment.share.tensors
         survey = Survey.nothing(len(tensors), changed.shape[1])
         survey.changed[:] = changed[list(tensors)]
         self._merge.apply(survey, elements)
-        self._elements: LocalElements = self._merge.merged_elements()
-        self._elements.wide = wide
-        self._position = {tensors[place.tensor]: k for k, place in enumerate(self._elements.places)}
+        self._part = self._merge.part()
 
-    def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
-        """Does a step of an assignment that the driver makes on some tensors: an operation of `PlaneGroup`."""
-        if tensors not in self._groups:
-            self._groups[tensors] = self._elements.plane_group(self._here(tensors))
-        return getattr(self._groups[tensors], name)(*arguments)
-
-    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
-        """Assigns the elements of groups of tensors that are here entirely."""
-        here = [Quota(self._here(quota.members), quota.budget) for quota in quotas]
-        return self._elements.assign_groups(here, rows, seed)
-
-    def count_magnitudes(
-        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
-    ) -> NDArray[np.int64]:
-        """Counts this share's elements of groups of tensors by a digit of their magnitude."""
-        return self._elements.count_magnitudes([self._here(group) for group in groups], tasks, prefixes, digit)
-
-    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
-        """Answers scans for this share's elements."""
-        return self._elements.scan_equal([self._here(group) for group in groups], scans)
-
-    def _here(self, tensors: Sequence[int]) -> tuple[int, ...]:
-        """Returns the places of those tensors that are here."""
-        return tuple(self._position[k] for k in tensors if k in self._position)
+    def ask(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Calls a method of the merged elements that are here, for a decision that the driver makes."""
+        return getattr(self._part, name)(*arguments)
 
     def take_over(self, method: Method) -> None:
         """Takes over what the driver's method has decided."""
         self._merge.method = method
-        self._groups.clear()
 
-    def measure(self, tensors: Sequence[int]) -> Findings:
-        """Counts owners and measures the merged vector of its tensors among some; keeps it if memory allows."""
-        places = [self._elements.places[k] for k in self._here(tensors)]
-        if self._merge.options.scale is None:
-            self._merge.cache_delta(places)
-        self._merge.measure(places)
-        return self._findings()
+    def measure(self) -> Findings:
+        """Counts owners and measures the merged vector; keeps it if memory allows."""
+        self._merge.cache_delta(self._merge.places)
+        self._merge.measure(self._merge.places)
+        return self._merge.findings()
 
     def write(self, path: Path, tensors: Sequence[tuple[TensorInfo, int]], scale: float) -> Findings:
         """Writes tensors of an output file, each at its offset; returns what was counted on the way."""
@@ -215,7 +173,7 @@ class Worker:
         finally:
             os.close(file)
         self._inputs.refuse_changed()
-        return self._findings()
+        return self._merge.findings()
 
     def digest(self, path: Path) -> str:
         """Returns the sha256 of a complete file."""
@@ -229,12 +187,6 @@ class Worker:
     def close(self) -> None:
         """Closes the inputs and the merge."""
         self._stack.close()
-
-    def _findings(self) -> Findings:
-        """Returns what was counted since the last call, by the tensors of the whole merge."""
-        own = self._merge.findings()
-        numbers = self._assignment.share.tensors
-        return Findings({numbers[k]: counts for k, counts in own.counts.items()}, own.squares)
 
     def _note_progress(self, phase: str, done: int, total: int) -> None:
         self._done[phase] = (done, total)
@@ -252,128 +204,54 @@ def _write_at(file: int, data: memoryview, offset: int) -> None:
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
-class ClusterPlaneGroup:
-    """A `PlaneGroup` on several workers."""
-
-    def __init__(self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...]) -> None:
-        self._workers, self._holders, self._tensors = workers, holders, tensors
-
-    def fill(self, row: int) -> None:
-        self._ask("fill", row)
-
-    def count_common(self, row: int, other: int) -> int:
-        return sum(self._ask("count_common", row, other))
-
-    def intersect(self, row: int, other: int, out: int) -> None:
-        self._ask("intersect", row, other, out)
-
-    def subtract(self, row: int, other: int) -> None:
-        self._ask("subtract", row, other)
-
-    def unite(self, row: int, other: int) -> None:
-        self._ask("unite", row, other)
-
-    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
-        return _added(self._ask("scan_keys", row, free, chosen, lottery_state, low, high))
-
-    def choose_scanned(self, chosen: int, highest: int) -> None:
-        self._ask("choose_scanned", chosen, highest)
-
-    def _ask(self, name: str, *arguments: int) -> list[Any]:
-        return self._workers.ask(self._holders, "plane_step", self._tensors, name, arguments)
-
-
-class ClusterElements(MergedElements):
-    """The merged elements on several workers, each with its share of the tensors."""
-
-    def __init__(self, workers: RayWorkers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: bool) -> None:
-        self._workers, self.places, self.wide = workers, places, wide
-        self._everyone = range(len(shares))
-        self._holder = {tensor: k for k, share in enumerate(shares) for tensor in share.tensors}
-
-    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
-        """Leaves groups of which one worker has all tensors to that worker, and assigns the others from here."""
-        by_tensor = [Quota(self._tensors(quota.members), quota.budget) for quota in quotas]
-        holders = [sorted({self._holder[tensor] for tensor in quota.members}) for quota in by_tensor]
-        alone: dict[int, list[int]] = {}
-        for number, own in enumerate(holders):
-            if len(own) == 1:
-                alone.setdefault(own[0], []).append(number)
-        owners: dict[int, Ownership] = {}
-        calls = deque(Call(k, "assign_groups", ([by_tensor[n] for n in own], rows, seed)) for k, own in alone.items())
-        for call, results in self._workers.each(calls):
-            owners |= dict(zip(alone[call.worker], results, strict=True))
-        for number, quota in enumerate(by_tensor):
-            if number not in owners:
-                group = ClusterPlaneGroup(self._workers, holders[number], quota.members)
-                owners[number] = assign_owners(group, rows, quota.budget, seed)
-        return [owners[number] for number in range(len(quotas))]
-
-    def count_magnitudes(
-        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
-    ) -> NDArray[np.int64]:
-        asked = [self._tensors(group) for group in groups]
-        answers = self._workers.ask(self._everyone, "count_magnitudes", asked, tasks, prefixes, digit)
-        return np.asarray(np.sum(answers, axis=0))
-
-    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
-        asked = [self._tensors(group) for group in groups]
-        answers = self._workers.ask(self._everyone, "scan_equal", asked, scans)
-        return [_added(parts) for parts in zip(*answers, strict=True)]
-
-    def _tensors(self, members: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self.places[k].tensor for k in members)
-
-
-def _added(scanned: Sequence[tuple[int, Keys]]) -> tuple[int, Keys]:
-    return sum(below for below, _ in scanned), np.concatenate([keys for _, keys in scanned])
-
-
 class ClusterMerge(Merge):
     """A merge whose walks over the values are done by workers, each over its share."""
 
     def __init__(self, workers: RayWorkers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
         sources = inputs.sources(file_sources(inputs.checkpoints))
         super().__init__(sources, options, kernels_for(torch.device("cpu")), Limits(threads=1))
-        self._workers, self._shares, self._everyone = workers, shares, range(len(shares))
+        self._workers, self._shares = workers, shares
+
+    def _ask_all(self, name: str, *arguments: Any) -> list[Any]:
+        return self._workers.ask([Call(k, name, arguments) for k in range(len(self._shares))])
 
     def scan(self, elements: int) -> Survey:
         self.method.set_element_count(elements)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
-        for share, answer in zip(self._shares, self._workers.ask(self._everyone, "scan"), strict=True):
+        for share, answer in zip(self._shares, self._ask_all("scan"), strict=True):
             survey.add(answer, share.tensors)
         return survey
 
     def apply(self, survey: Survey, elements: int | None = None) -> None:
         super().apply(survey, elements)
-        self._workers.ask(self._everyone, "apply", survey.changed, self.elements, self._wide)
-
-    @property
-    def _wide(self) -> bool:
-        return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
+        self._ask_all("apply", survey.changed, self.elements)
 
     def _mark(self) -> None:
         """Does nothing: each worker marks its candidates anew if it has to, once it knows what is merged."""
 
     def choose(self) -> None:
-        self.method.decide(ClusterElements(self._workers, self._shares, self.places, self._wide))
-        self._workers.ask(self._everyone, "take_over", self.method)
+        holder = {tensor: k for k, share in enumerate(self._shares) for tensor in share.tensors}
+
+        def ask(calls: Sequence[Call]) -> list[Any]:
+            return self._workers.ask([Call(call.part, "ask", (call.name, call.arguments)) for call in calls])
+
+        self.method.decide(MergedElements(self.places, self.wide, holder, ask))
+        self._ask_all("take_over", self.method)
 
     def cache_delta(self, places: Sequence[TensorPlace]) -> None:
         """Does nothing: the workers keep what they measure."""
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
-        tensors = [place.tensor for place in places if place.tensor not in self._measured]
-        for measured in self._workers.ask(self._everyone, "measure", tensors) if tensors else ():
+        for measured in self._ask_all("measure"):
             self.add(measured)
-        self._measured.update(tensors)
+        self._measured.update(place.tensor for place in places)
 
     def write(self, shards: Sequence[Shard], output: Output) -> dict[str, str]:
         """Has the workers write their tensors; returns the sha256 of each shard."""
         worker = {name: k for k, share in enumerate(self._shares) for name in share.copied}
         worker |= {self.layout.mergeable[n].name: k for k, share in enumerate(self._shares) for n in share.tensors}
         paths = {output.begin_shard(shard): shard for shard in shards}
-        calls: deque[Call] = deque()
+        calls: list[Call] = []
         for path, shard in paths.items():
             parts: dict[int, list[tuple[TensorInfo, int]]] = {}
             offset = len(shard.header)
@@ -381,15 +259,12 @@ class ClusterMerge(Merge):
                 parts.setdefault(worker[info.name], []).append((info, offset))
                 offset += info.nbytes
             calls += [Call(k, "write", (path, tensors, self.scale)) for k, tensors in parts.items()]
-        for _, counted in self._workers.each(calls):
+        for counted in self._workers.ask(calls):
             self.add(counted)
-        calls = deque(Call(n % len(self._shares), "digest", (path,)) for n, path in enumerate(paths))
-        written = {}
-        for call, sha256 in self._workers.each(calls):
-            path = call.arguments[0]
-            output.finish_shard(paths[path], path, sha256)
-            written[paths[path].name] = sha256
-        return written
+        digests = self._workers.ask([Call(n % len(self._shares), "digest", (path,)) for n, path in enumerate(paths)])
+        for (path, shard), sha256 in zip(paths.items(), digests, strict=True):
+            output.finish_shard(shard, path, sha256)
+        return {shard.name: sha256 for shard, sha256 in zip(shards, digests, strict=True)}
 
 
 def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: int) -> MergeReport:
@@ -397,12 +272,12 @@ def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: in
     inputs, options, output = job.inputs, job.options, job.output
     base, *tasks = (path.absolute() for path in inputs.paths)
     attempt = secrets.token_hex(4)  # a worker of a killed driver may still write to a file of its own
-    calls: deque[Call] = deque()
+    calls = []
     for k, share in enumerate(shares):
         spill = output.scratch(f"planes-{k}-{attempt}")
         assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, job.memory, spill)
         calls.append(Call(k, "begin", (assignment,)))
-    deque(workers.each(calls), maxlen=0)
+    workers.ask(calls)
     merge = ClusterMerge(workers, shares, inputs, options)
     merge.survey()
     merge.decide()

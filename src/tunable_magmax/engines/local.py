@@ -16,7 +16,7 @@ import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output as Writer
-from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.inputs import Inputs, PathLike, file_sources
 from tunable_magmax.engines.log import Log, finished_report, log_of
 from tunable_magmax.engines.outputs import (
     Job,
@@ -27,7 +27,6 @@ from tunable_magmax.engines.outputs import (
     write_weights,
 )
 from tunable_magmax.engines.settings import Additions, Output, Place
-from tunable_magmax.engines.sources import file_sources
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.budget import by_task, named_tasks

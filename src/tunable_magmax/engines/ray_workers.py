@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.owners import Call
 from tunable_magmax.merging.resources import default_threads
 from tunable_magmax.version import __version__
 
@@ -162,15 +162,6 @@ def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a worker's method."""
-
-    worker: int
-    name: str
-    arguments: tuple[Any, ...] = ()
-
-
 class RayWorkers:
     """Workers as Ray actors, known by number. A context manager: leaving it ends them."""
 
@@ -194,25 +185,20 @@ class RayWorkers:
     def __exit__(self, *error: object) -> None:
         self._end_all()
 
-    def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        """Sends all calls, also those added meanwhile, in order to each worker; yields each with its result."""
-        pending: dict[Any, Call] = {}
-        while calls or pending:
-            while calls:
-                call = calls.popleft()
-                pending[getattr(self._actors[call.worker], call.name).remote(*call.arguments)] = call
+    def ask(self, calls: Sequence[Call]) -> list[Any]:
+        """Sends calls, in order to each worker; returns their answers in the order of the calls."""
+        sent = [getattr(self._actors[call.part], call.name).remote(*call.arguments) for call in calls]
+        answers: dict[int, Any] = {}
+        pending = {answer: k for k, answer in enumerate(sent)}
+        while pending:
             ready, _ = self._ray.wait(list(pending), timeout=WATCH_EVERY if self._progress else None)
             if self._progress and time.monotonic() - self._watched > WATCH_EVERY:
                 self._report_progress()
                 self._watched = time.monotonic()
             for answer in ready:
-                call = pending.pop(answer)
-                yield call, self._result(call.worker, answer)
-
-    def ask(self, workers: Sequence[int], name: str, *arguments: Any) -> list[Any]:
-        """Sends one call to several workers; returns their answers in the order of the workers."""
-        answers = {call.worker: answer for call, answer in self.each(deque(Call(k, name, arguments) for k in workers))}
-        return [answers[k] for k in workers]
+                k = pending.pop(answer)
+                answers[k] = self._result(calls[k].part, answer)
+        return [answers[k] for k in range(len(calls))]
 
     def _result(self, worker: int, answer: Any) -> Any:
         """Returns a worker's answer, or raises the error that it raised; its death is a `ClusterError`."""

@@ -36,7 +36,7 @@ from tunable_magmax.merging.kernels import (
 from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.owners import LocalElements
+from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
 from tunable_magmax.merging.resources import Limits, plan_memory
 from tunable_magmax.merging.walker import (
@@ -266,12 +266,20 @@ class Merge:
 
     def choose(self) -> None:
         """Lets the method decide what concerns all elements."""
-        self.method.decide(self.merged_elements())
+        part = self.part()
+        here = dict.fromkeys((place.tensor for place in self.places), 0)
+        calls = lambda todo: [getattr(part, call.name)(*call.arguments) for call in todo]  # noqa: E731
+        self.method.decide(MergedElements(self.places, self.wide, here, calls))
 
-    def merged_elements(self) -> LocalElements:
-        """Returns the merged elements for the method's decision."""
-        wide = any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
-        return LocalElements(self.kernels, self._planes, self.places, wide, self.walker, self.memory.chunk)
+    @property
+    def wide(self) -> bool:
+        """Whether a merged tensor is float64."""
+        return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
+
+    def part(self) -> Part:
+        """Returns the merged elements that are here, by the numbers by which methods know their tensors."""
+        places = {self._known_as(place)[0]: place for place in self.places}
+        return Part(self.kernels, self._planes, places, self.walker, self.memory.chunk)
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""
@@ -329,7 +337,7 @@ class Merge:
         return tau
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
-        self.add(Findings({} if counts is None else {bounds.place.tensor: counts}, [square]))
+        self.add(Findings({} if counts is None else {self._known_as(bounds.place)[0]: counts}, [square]))
 
     def findings(self) -> Findings:
         """Returns what was counted and measured since the last call, for a report that is made elsewhere."""

@@ -171,19 +171,19 @@ class TunableMagmax(Method):
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def decide(self, merged: MergedElements) -> None:
-        places, budget = merged.places, self.options.budget
+        budget = self.options.budget
         if budget is not None and sum(budget) != merged.elements:
             raise InputError(
                 f"the budget sums to {sum(budget):,}, but {merged.elements:,} elements are merged; "
                 "make it sum to that, or give weights instead"
             )
-        groups = _groups(places, self.options.scope)
+        groups = _groups(merged.places, self.options.scope)
         budgets = [
-            list(budget) if budget is not None else split(self._proportions, sum(places[k].size for k in group))
+            list(budget) if budget is not None else split(self._proportions, sum(place.size for place in group))
             for group in groups
         ]
         self.budget = tuple(sum(each) for each in zip(*budgets, strict=True)) or (0,) * self.tasks
-        self._owners = merged.assign(groups, budgets, self._rows, self.options.seed)
+        self._owners = merged.assign(_numbers(groups), budgets, self._rows, self.options.seed)
         self.leftovers = self._owners.leftovers
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -192,10 +192,13 @@ class TunableMagmax(Method):
         return kernels.gather(chunk, self._owners.rows[tensor], planes, out)
 
 
-def _groups(places: Sequence[TensorPlace], scope: str) -> list[list[int]]:
+def _groups(places: Sequence[TensorPlace], scope: str) -> list[list[TensorPlace]]:
     """Returns which of the merged tensors share a budget: all, or each has its own."""
-    everything = list(range(len(places)))
-    return [everything] if scope == "model" else [[k] for k in everything]
+    return [list(places)] if scope == "model" else [[place] for place in places]
+
+
+def _numbers(groups: Sequence[Sequence[TensorPlace]]) -> list[list[int]]:
+    return [[place.tensor for place in group] for group in groups]
 
 
 class Magmax(Method):
@@ -281,16 +284,15 @@ class Ties(Method):
         return self.voters
 
     def decide(self, merged: MergedElements) -> None:
-        densities, places = self.options.densities(self.tasks), merged.places
-        groups = _groups(places, self.options.scope)
+        densities, groups = self.options.densities(self.tasks), _groups(merged.places, self.options.scope)
         least = 1 if self.options.scope == "tensor" else 0  # of each tensor something, as mergekit does it
-        sizes = [sum(places[k].size for k in group) for group in groups]
+        sizes = [sum(place.size for place in group) for group in groups]
         wanted = [
             [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters]
             for size in sizes
         ]
-        cuts = merged.largest(self.voters, groups, wanted, self.options.seed)
-        self._cuts = {places[k].tensor: own for group, own in zip(groups, cuts, strict=True) for k in group}
+        cuts = merged.largest(self.voters, _numbers(groups), wanted, self.options.seed)
+        self._cuts = {place.tensor: own for group, own in zip(groups, cuts, strict=True) for place in group}
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         factors = [self.factors()[t] for t in self.voters]

@@ -3,7 +3,7 @@
 The planes come from the survey: bit p of task t's plane says that |tau_t[p]| is at least that of all compared earlier
 tasks. Going t = T .. 1, a task's candidates are its plane and the free plane. "The n smallest keys" among c candidates
 is a threshold near n/c: one scan decides all keys outside a narrow window and lists the few inside. Nothing is sorted.
-What `PlaneGroup` does can be added up over threads and machines.
+What a `Part` answers can be added up over threads and machines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,29 +70,8 @@ class PlaneRows:
         return self.chosen + 1 + len(self.unused)
 
 
-class PlaneGroup(Protocol):
-    """The planes of tensors that share a budget, in this process or in several. Rows go by their numbers."""
-
-    def fill(self, row: int) -> None:
-        """Puts every element into a row."""
-
-    def count_common(self, row: int, other: int) -> int:
-        """Returns how many elements two rows share."""
-
-    def intersect(self, row: int, other: int, out: int) -> None:
-        """Sets out = row and other."""
-
-    def subtract(self, row: int, other: int) -> None:
-        """Sets row = row without other."""
-
-    def unite(self, row: int, other: int) -> None:
-        """Sets row = row or other."""
-
-    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
-        """Chooses elements of both rows with keys below `low`; returns how many, and the keys from `low` to `high`."""
-
-    def choose_scanned(self, chosen: int, highest: int) -> None:
-        """Adds to a row those of the last scan whose keys are at most `highest`."""
+Step = Callable[..., list[Any]]
+"""Has each part of a group of tensors do an operation of `PlaneGroup`, by name; returns the parts' answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,49 +83,49 @@ class Ownership:
     leftovers: int
 
 
-def assign_owners(group: PlaneGroup, rows: PlaneRows, budget: Sequence[int], seed: int) -> Ownership:
-    """Gives each task exactly its budget of a group's elements."""
+def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int) -> Ownership:
+    """Gives each task exactly its budget of the elements of a group of tensors, whose parts `step` reaches."""
     tasks = len(budget)
     held = [row if n else -1 for row, n in zip(rows.candidates, budget, strict=True)]
     counts = [0] * tasks
     free, chosen, unused = rows.free, rows.chosen, list(rows.unused)
-    group.fill(free)
+    step("fill", free)
     for t in reversed(range(tasks)):
         if not budget[t]:
             continue
-        candidates = group.count_common(held[t], free)
+        candidates = sum(step("count_common", held[t], free))
         counts[t] = min(candidates, budget[t])
         state = lottery.lottery_state(seed, lottery.KEEP, t + 1)
-        _choose(group, (held[t], free, chosen), counts[t], candidates, state)
-        group.subtract(free, chosen)
+        _choose(step, (held[t], free, chosen), counts[t], candidates, state)
+        step("subtract", free, chosen)
         held[t], chosen = chosen, unused.pop() if unused else held[t]
-    leftovers = unowned = group.count_common(free, free)
+    leftovers = unowned = sum(step("count_common", free, free))
     for t in range(tasks):
         more = min(budget[t] - counts[t], unowned)
         if more:
             state = lottery.lottery_state(seed, lottery.LEFTOVERS, t + 1)
-            _choose(group, (free, free, chosen), more, unowned, state)
-            group.subtract(free, chosen)
-            group.unite(held[t], chosen)
+            _choose(step, (free, free, chosen), more, unowned, state)
+            step("subtract", free, chosen)
+            step("unite", held[t], chosen)
             counts[t] += more
             unowned -= more
-    found = [group.count_common(row, row) if n else 0 for row, n in zip(held, budget, strict=True)]
+    found = [sum(step("count_common", row, row)) if n else 0 for row, n in zip(held, budget, strict=True)]
     if found != list(budget):
         raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
     return Ownership(tuple(held), tuple(counts), leftovers)
 
 
-def _choose(group: PlaneGroup, rows: tuple[int, int, int], n: int, candidates: int, lottery_state: int) -> None:
+def _choose(step: Step, rows: tuple[int, int, int], n: int, candidates: int, lottery_state: int) -> None:
     """Puts n of the elements that two rows share into a third: those with the smallest keys."""
     row, free, chosen = rows
     if n >= candidates:
-        group.intersect(row, free, chosen)
+        step("intersect", row, free, chosen)
         return
     for low, high in windows(n, candidates):
-        below, keys = group.scan_keys(row, free, chosen, lottery_state, low, high)
+        below, keys = added(step("scan_keys", row, free, chosen, lottery_state, low, high))
         if 0 <= n - below <= len(keys):
             if n > below:
-                group.choose_scanned(chosen, nth_smallest(keys, n - below))
+                step("choose_scanned", chosen, nth_smallest(keys, n - below))
             return
 
 
@@ -158,6 +137,12 @@ def windows(n: int, candidates: int) -> Iterable[tuple[int, int]]:
     while True:
         yield max(0, int((share - half) * 2.0**64)), min(lottery.MASK, int((share + half) * 2.0**64))
         half = max(16 * half, 2.0**-40)
+
+
+def added(scanned: Iterable[tuple[int, Keys]]) -> tuple[int, Keys]:
+    """Returns the sum of the counts and all keys of several scans."""
+    below, keys = zip((0, np.empty(0, np.uint64)), *scanned, strict=True)
+    return sum(below), np.concatenate(keys)
 
 
 def nth_smallest(keys: Keys, n: int) -> int:
@@ -176,8 +161,11 @@ class _Span:
     runs: Runs
 
 
-class LocalPlaneGroup:
-    """A `PlaneGroup` in this process, worked on slice by slice."""
+class PlaneGroup:
+    """The planes of tensors that share a budget, or of a part of these, worked on slice by slice.
+
+    Rows go by their numbers. Operations are those of `Kernels`.
+    """
 
     def __init__(self, kernels: Kernels, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> None:
         self._kernels, self._planes, self._each, self._places = kernels, planes, each, places
@@ -185,6 +173,7 @@ class LocalPlaneGroup:
         self._scanned: list[tuple[int, Keys, NDArray[np.uint64]]] = []
 
     def fill(self, row: int) -> None:
+        """Puts every element into a row."""
         for place in self._places:
             stop = place.slot + padded(place.size)
             self._kernels.fill(self._planes.part(row, place.slot, stop), place.size)
@@ -203,6 +192,8 @@ class LocalPlaneGroup:
         self._over(self._kernels.unite, row, other)
 
     def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
+        """Chooses elements of both rows with keys below `low`; returns how many, and the keys from `low` to `high`."""
+
         def work(span: _Span) -> Any:
             plane, unowned, won = (self._planes.part(r, span.start, span.stop) for r in (row, free, chosen))
             found = self._kernels.scan_keys(plane, unowned, won, span.runs, lottery_state, low, high)
@@ -210,10 +201,10 @@ class LocalPlaneGroup:
             return found
 
         self._scanned = self._each(work, self._spans)
-        keys = [keys for _, keys, _ in self._scanned]
-        return sum(below for below, _, _ in self._scanned), np.concatenate([np.empty(0, np.uint64), *keys])
+        return added((below, keys) for below, keys, _ in self._scanned)
 
     def choose_scanned(self, chosen: int, highest: int) -> None:
+        """Adds to a row those of the last scan whose keys are at most `highest`."""
         for span, (_, keys, slots) in zip(self._spans, self._scanned, strict=True):
             self._kernels.set_slots(self._planes.part(chosen, span.start, span.stop), slots[keys <= np.uint64(highest)])
             self._planes.release((span.start, span.stop), chosen)
@@ -267,9 +258,9 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Merged tensors that share a budget, as places in `MergedElements.places`."""
+    """Tensors, by number, that share a budget."""
 
-    members: tuple[int, ...]
+    tensors: tuple[int, ...]
     budget: tuple[int, ...]
 
 
@@ -286,17 +277,34 @@ class EqualScan:
 
 
 Groups = Sequence[Sequence[int]]
-"""Groups of merged tensors, as places in `MergedElements.places`."""
+"""Groups of merged tensors, by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a part's method, or of a worker's."""
+
+    part: int
+    name: str
+    arguments: tuple[Any, ...] = ()
 
 
 class MergedElements:
-    """The merged elements of all tensors. Subclasses say where they are: here, or on workers.
+    """The merged elements of all tensors: what a method may ask about them before the first one is merged.
 
-    `places` are the merged tensors; with `wide`, one of them is float64, and magnitudes are compared as float64.
+    They are in parts, here or on workers, each of some tensors: `holder` says which part has which, `ask` sends calls
+    to them. `places` are the merged tensors; with `wide`, one is float64, and magnitudes are compared as float64.
     """
 
-    places: Sequence[TensorPlace]
-    wide: bool
+    def __init__(
+        self,
+        places: Sequence[TensorPlace],
+        wide: bool,
+        holder: Mapping[int, int],
+        ask: Callable[[Sequence[Call]], list[Any]],
+    ) -> None:
+        self.places, self.wide = places, wide
+        self._holder, self._ask = holder, ask
 
     @property
     def elements(self) -> int:
@@ -304,11 +312,34 @@ class MergedElements:
         return sum(place.size for place in self.places)
 
     def assign(self, groups: Groups, budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int) -> Owners:
-        """Gives each task exactly its budget of each group's elements; budgets are [groups, tasks]."""
-        quotas = [Quota(tuple(members), tuple(budget)) for members, budget in zip(groups, budgets, strict=True)]
-        decided = self.assign_groups(quotas, rows, seed)
-        owned = {self.places[k].tensor: own.rows for group, own in zip(groups, decided, strict=True) for k in group}
-        return Owners(owned, sum(own.leftovers for own in decided))
+        """Gives each task exactly its budget of each group's elements; budgets are [groups, tasks].
+
+        Groups of which one part has all tensors are left to that part.
+        """
+        quotas = [Quota(tuple(group), tuple(budget)) for group, budget in zip(groups, budgets, strict=True)]
+        holders = [sorted({self._holder[tensor] for tensor in group}) for group in groups]
+        alone: dict[int, list[int]] = {}
+        for number, own in enumerate(holders):
+            if len(own) == 1:
+                alone.setdefault(own[0], []).append(number)
+        calls = [Call(part, "assign", ([quotas[n] for n in own], rows, seed)) for part, own in alone.items()]
+        owners: dict[int, Ownership] = {}
+        for own, answer in zip(alone.values(), self._ask(calls), strict=True):
+            owners |= dict(zip(own, answer, strict=True))
+        for number, quota in enumerate(quotas):
+            if number not in owners:
+                owners[number] = assign_owners(self._step(holders[number], quota), rows, quota.budget, seed)
+        decided = {tensor: owners[number].rows for number, group in enumerate(groups) for tensor in group}
+        return Owners(decided, sum(own.leftovers for own in owners.values()))
+
+    def _step(self, parts: Sequence[int], quota: Quota) -> Step:
+        def step(name: str, *arguments: int) -> list[Any]:
+            return self._ask([Call(part, "plane_step", (quota.tensors, name, arguments)) for part in parts])
+
+        return step
+
+    def _ask_all(self, name: str, *arguments: Any) -> list[Any]:
+        return self._ask([Call(part, name, arguments) for part in sorted(set(self._holder.values()))])
 
     def largest(
         self, tasks: Sequence[int], groups: Groups, wanted: Sequence[Sequence[int]], seed: int
@@ -326,7 +357,8 @@ class MergedElements:
         prefixes, left = np.zeros_like(wanted), wanted.copy()
         equal = np.zeros_like(wanted)
         for digit in WIDE_DIGITS if self.wide else NARROW_DIGITS:
-            counts = self.count_magnitudes(groups, tasks, prefixes, digit)
+            answers = self._ask_all("count_magnitudes", groups, tasks, prefixes, digit, self.wide)
+            counts = sum(answers, np.zeros((*wanted.shape, 1 << digit[1]), np.int64))
             from_top = counts[..., ::-1].cumsum(axis=-1)
             place = (from_top < left[..., None]).sum(axis=-1, keepdims=True)
             above = np.take_along_axis(from_top, np.maximum(place - 1, 0), -1) * (place > 0)
@@ -365,83 +397,75 @@ class MergedElements:
             for g, k, _, _, magnitude in todo:
                 state = lottery.lottery_state(seed, lottery.TIES_CUT, tasks[k] + 1)
                 scans.append(EqualScan(g, tasks[k], magnitude, state, *next(wider[g, k])))
-            for (g, k, n, _, _), scan, (below, keys) in zip(todo, scans, self.scan_equal(groups, scans), strict=True):
+            answers = zip(*self._ask_all("scan_equal", groups, scans), strict=True)
+            for (g, k, n, _, _), scan, (below, keys) in zip(todo, scans, map(added, answers), strict=True):
                 if n == below:
                     last[g, k] = scan.low - 1
                 elif 0 < n - below <= len(keys):
                     last[g, k] = nth_smallest(keys, n - below)
         return last
 
-    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
-        """Assigns the elements of each group."""
-        raise NotImplementedError
+
+class Part:
+    """Merged elements that are here, by the numbers of their tensors; what is asked about other tensors is left out.
+
+    `walker` reads their values in chunks, `planes` hold their candidates.
+    """
+
+    def __init__(
+        self, kernels: Kernels, planes: Planes | None, places: Mapping[int, TensorPlace], walker: Walker, chunk: int
+    ) -> None:
+        self._kernels, self._planes, self._places, self._walker, self._chunk = kernels, planes, places, walker, chunk
+        self._numbers = {place.tensor: number for number, place in places.items()}
+        self._groups: dict[tuple[int, ...], PlaneGroup] = {}
+
+    def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
+        """Assigns the elements of groups of tensors that are here entirely."""
+        # Many groups share the threads; a single one uses them all.
+        inside, outside = (self._walker.each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._walker.each)
+
+        def work(quota: Quota) -> Ownership:
+            group = self._plane_group(quota.tensors, inside)
+            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, quota.budget, seed)
+
+        return outside(work, quotas)
+
+    def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
+        """Does a step of an assignment that is made elsewhere: an operation of `PlaneGroup`."""
+        if tensors not in self._groups:
+            self._groups[tensors] = self._plane_group(tensors, self._walker.each)
+        return getattr(self._groups[tensors], name)(*arguments)
+
+    def _plane_group(self, tensors: Sequence[int], each: Each[Any]) -> PlaneGroup:
+        assert self._planes is not None
+        return PlaneGroup(self._kernels, self._planes, [self._places[k] for k in tensors if k in self._places], each)
 
     def count_magnitudes(
-        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
+        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int], wide: bool
     ) -> NDArray[np.int64]:
         """Counts elements by a digit (shift, bits) of their magnitude, [groups, tasks, 2**bits].
 
         Elements count whose higher digits are the prefix [groups, tasks].
         """
-        raise NotImplementedError
-
-    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
-        """Answers scans: how many keys are below the window, and those inside."""
-        raise NotImplementedError
-
-
-class LocalElements(MergedElements):
-    """Merged elements in this process: `walker` reads their values in chunks, `planes` hold their candidates."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        planes: Planes | None,
-        places: Sequence[TensorPlace],
-        wide: bool,
-        walker: Walker,
-        chunk: int,
-    ) -> None:
-        self.places, self.wide = places, wide
-        self._kernels, self._planes, self._walker, self._chunk = kernels, planes, walker, chunk
-
-    def assign_groups(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
-        # Many groups share the threads; a single one uses them all.
-        inside, outside = (self._walker.each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._walker.each)
-
-        def work(quota: Quota) -> Ownership:
-            return assign_owners(self.plane_group(quota.members, inside), rows, quota.budget, seed)
-
-        return outside(work, quotas)
-
-    def plane_group(self, members: Sequence[int], each: Each[Any] | None = None) -> LocalPlaneGroup:
-        """Returns the planes of some of the merged tensors."""
-        assert self._planes is not None
-        return LocalPlaneGroup(
-            self._kernels, self._planes, [self.places[k] for k in members], each or self._walker.each
-        )
-
-    def count_magnitudes(
-        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int]
-    ) -> NDArray[np.int64]:
         counts = np.zeros((*prefixes.shape, 1 << digit[1]), np.int64)
-        group_of = self._group_of(groups)
+        group_of = {tensor: g for g, tensors in enumerate(groups) for tensor in tensors}
 
         def work(bounds: TensorRange, chunk: Chunk) -> NDArray[np.int64]:
-            own = prefixes[group_of[bounds.place.tensor]].tolist()
-            return self._kernels.count_magnitudes(chunk, tasks, own, digit, self.wide)
+            own = prefixes[group_of[self._numbers[bounds.place.tensor]]].tolist()
+            return self._kernels.count_magnitudes(chunk, tasks, own, digit, wide)
 
         for bounds, found in self._walker.walk(work, self._ranges(groups), lambda bounds: tasks):
-            counts[group_of[bounds.place.tensor]] += found
+            counts[group_of[self._numbers[bounds.place.tensor]]] += found
         return counts
 
     def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
-        group_of = self._group_of(groups)
+        """Answers scans: how many keys are below the window, and those inside."""
+        group_of = {tensor: g for g, tensors in enumerate(groups) for tensor in tensors}
         of_group = {g: [n for n, scan in enumerate(scans) if scan.group == g] for g in range(len(groups))}
-        below, keys = [0] * len(scans), [[np.empty(0, np.uint64)] for _ in scans]
+        answers: list[list[tuple[int, Keys]]] = [[] for _ in scans]
 
         def numbers(bounds: TensorRange) -> list[int]:
-            return of_group[group_of[bounds.place.tensor]]
+            return of_group[group_of[self._numbers[bounds.place.tensor]]]
 
         def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Keys]]:
             return [
@@ -453,16 +477,12 @@ class LocalElements(MergedElements):
         for bounds, found in self._walker.walk(
             work, self._ranges(asked), lambda bounds: [scans[n].task for n in numbers(bounds)]
         ):
-            for n, (count, listed) in zip(numbers(bounds), found, strict=True):
-                below[n] += count
-                keys[n].append(listed)
-        return [(count, np.concatenate(listed)) for count, listed in zip(below, keys, strict=True)]
-
-    def _group_of(self, groups: Groups) -> dict[int, int]:
-        return {self.places[k].tensor: g for g, members in enumerate(groups) for k in members}
+            for n, answer in zip(numbers(bounds), found, strict=True):
+                answers[n].append(answer)
+        return [added(found) for found in answers]
 
     def _ranges(self, groups: Groups) -> list[TensorRange]:
-        return split_ranges([self.places[k] for members in groups for k in members], self._chunk)
+        return split_ranges([self._places[k] for group in groups for k in group if k in self._places], self._chunk)
 
 
 def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.mixture import Groups, infer_mixture
 
@@ -46,7 +47,7 @@ def embedded(name: str, data: Path, model: Path, split: str, cache: Path | None)
     if file is not None and file.is_file():
         return np.load(file), labels[chosen]
     encoder = load_encoder(model)
-    features = np.concatenate([encoder.embed(inputs) for _, inputs in samples.batches(chosen.tolist(), 64, {})])
+    features = np.concatenate([embed_inputs(encoder, inputs) for _, inputs in samples.batches(chosen.tolist(), 64, {})])
     if file is not None:
         np.save(file, features)
     return features, labels[chosen]

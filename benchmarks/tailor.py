@@ -65,7 +65,7 @@ def write_run(folder: Path, tasks: int) -> None:
 
 def write_profile(path: Path, name: str, task: int, classes: list[str], encoder: Any) -> None:
     """Writes a profile of random features, in clusters of one for each class."""
-    from tunable_magmax.models.state import checkpoint_digest
+    from tunable_magmax.models.state import read_state
     from tunable_magmax.runs.profile import Profile
 
     rng = np.random.default_rng([1, task])
@@ -80,7 +80,7 @@ def write_profile(path: Path, name: str, task: int, classes: list[str], encoder:
         label_counts=tuple(counts),
         samples=len(labels),
         features=rows.astype(np.float32),
-        encoder=checkpoint_digest(path.parent.parent / name),
+        encoder=read_state(path.parent.parent / name)[1],
         base=encoder.digest,
         base_features=rows.astype(np.float32),
         row_labels=labels,

@@ -14,6 +14,7 @@ LABELS = tuple(label for labels in TASKS.values() for label in labels)
 SIZES = {
     "bert": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
     "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
 }
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "my", "cat", "dog", "saw", "nail", "file")
 
@@ -36,9 +37,10 @@ def texts_of(file: Path) -> tuple[list[str], list[str]]:
 
 
 def build_builtin(root: Path, kind: str = "bert") -> Path:
-    """Makes the run as transformers saves its models, with data beside it; distilbert's hidden layers differ."""
+    """Makes the run as transformers saves its models, with data beside it; gpt2's last layer has no bias."""
     import transformers
 
+    root.mkdir(exist_ok=True)
     (root / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     given = "vocab" if int(transformers.__version__.split(".")[0]) >= 5 else "vocab_file"
     tokenizer = transformers.BertTokenizerFast(**{given: str(root / "vocab.txt")})

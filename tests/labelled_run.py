@@ -14,6 +14,7 @@ from models import tiny
 from safetensors.torch import save_file
 
 from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 
@@ -37,7 +38,7 @@ class LabelledRun:
 
     def mean_embedding(self, encoder: Encoder, name: str) -> np.ndarray:
         """Where a class lies: the mean direction of some inputs of it."""
-        embedded = encoder.embed(self.inputs(name, 8, 0))
+        embedded = embed_inputs(encoder, self.inputs(name, 8, 0))
         return (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
 
     def pairs(self, where: Path, counts: dict[str, int], seed: int = 500) -> Path:

@@ -20,6 +20,7 @@ from tunable_magmax.cli.app import main
 from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import Profile
@@ -174,7 +175,7 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     # Load: transformers finds every tensor, and embeds as we do.
     for name in ("inputs", "run/base", "run/task-02"):
         encoder = load_encoder(tmp_path / name, "cpu")
-        own = encoder.embed(TEXTS if kind == "bert" else IMAGES)
+        own = embed_inputs(encoder, TEXTS if kind == "bert" else IMAGES)
         np.testing.assert_allclose(by_transformers(kind, tmp_path / name, encoder), own, atol=1e-6)
     assert json.loads((tmp_path / "inputs" / "config.json").read_text()) == json.loads(
         (run / "base" / "config.json").read_text()

@@ -16,7 +16,8 @@ from models import tiny
 
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 
@@ -45,7 +46,7 @@ def run(tmp_path):
     images(tmp_path / "data" / "warm", 6, "red")
     images(tmp_path / "data" / "cold", 5, "green", "blue")
     base = load_encoder(folder / "base", "cpu")
-    means = [base.embed([tiny.picture(colour, 50)])[0] for colour in COLOURS.values()]
+    means = [embed_inputs(base, [tiny.picture(colour, 50)])[0] for colour in COLOURS.values()]
     rows = torch.tensor(np.stack([mean / np.linalg.norm(mean) for mean in means]))
     metadata = {"classes": json.dumps(list(COLOURS)), "logit_scale": "50"}
     save_file({"weight": rows}, tmp_path / "head.safetensors", metadata)
@@ -76,7 +77,7 @@ def test_a_whole_run_with_a_head(tmx, tmp_path, run):
     assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
     warm, cold = Run.open(run).profiles
     assert (warm.base, warm.samples, len(warm.features)) == (cold.base, 6, 4)
-    assert warm.base == cold.base == checkpoint_digest(run / "base")
+    assert warm.base == cold.base == read_state(run / "base")[1]
     assert (warm.base_features.shape, warm.row_labels.tolist()) == ((4, 16), [0] * 4)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     assert tmx("init", run, *arguments, "--quiet").code == 0
@@ -121,7 +122,7 @@ def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
         assert found.row_labels.tolist() == [label for label, _, _ in pictures]
         images = [tiny.picture(colour, k) for _, colour, k in pictures]
         for values, name in ((found.base_features, "base"), (found.features, "cold")):
-            expected = load_encoder(run / name, "cpu", assets=run / "base").embed(images)
+            expected = embed_inputs(load_encoder(run / name, "cpu", assets=run / "base"), images)
             np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
@@ -168,7 +169,7 @@ def test_a_head_of_class_means_is_made_for_the_base(tmx, tmp_path, run):
     data = images(tmp_path / "all", 3, *COLOURS)
     assert tmx("init", run, "--head", data).code == 0
     found, base = load_head(Run.open(run).head), load_encoder(run / "base", "cpu")
-    rows = base.embed([tiny.picture(COLOURS["red"], k) for k in range(3)])
+    rows = embed_inputs(base, [tiny.picture(COLOURS["red"], k) for k in range(3)])
     mean = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).sum(axis=0)
     wanted = mean / np.linalg.norm(mean)
     row = found.weight[found.classes.index("red")]

@@ -276,6 +276,7 @@ def trained(tmx, tmp_path):
     from safetensors.torch import save_file
 
     from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.prepared import embed_inputs
 
     colours = {"warm": (220, 20, 20), "cold": (20, 20, 220)}
     folder = tmp_path / "vit-run"
@@ -289,7 +290,7 @@ def trained(tmx, tmp_path):
     tasks = [{"name": name, "checkpoint": name} for name in colours]
     (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
     base = load_encoder(folder / "base", "cpu")
-    rows = np.concatenate([base.embed([tiny.picture(colour, 99)]) for colour in colours.values()])
+    rows = np.concatenate([embed_inputs(base, [tiny.picture(colour, 99)]) for colour in colours.values()])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     metadata = {"classes": json.dumps([f"{name} things" for name in colours]), "logit_scale": "50"}
     save_file({"weight": torch.from_numpy(rows)}, tmp_path / "head.safetensors", metadata)

@@ -21,8 +21,9 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.labelled import known_labels, label_samples
-from tunable_magmax.models.encoder import full_float32, load_encoder
+from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
+from tunable_magmax.models.prepared import embed_inputs, full_float32
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, find_head
@@ -42,7 +43,7 @@ def plain(run, checkpoint, data):
     encoder, head = load_encoder(checkpoint, "cpu", assets=run / "base"), load_head(run / "head.safetensors")
     samples = open_samples(data)
     labels = [head.classes.index(samples.classes[label]) for label in samples.labels]
-    scores = head.probabilities(encoder.embed(list(samples.load(range(len(samples))))))
+    scores = head.probabilities(embed_inputs(encoder, list(samples.load(range(len(samples))))))
     tasks = {name: [head.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
     owners = [next(t for t, group in enumerate(tasks.values()) if label in group) for label in labels]
     return Accuracy.of(scores, np.array(labels), head.classes, tasks, np.array(owners))

@@ -8,6 +8,7 @@ from tunable_magmax.experiments import glyph_encoder
 from tunable_magmax.experiments.glyph_encoder import glyph_base, glyph_head
 from tunable_magmax.experiments.glyphs import FONTS, SIZE, alphabets, clean_glyphs, glyph_samples
 from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.prepared import embed_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_it_loads_like_any_other_and_has_no_pooler(encoder):
     assert encoder.pooling == "first"
     assert not any("pooler" in name for name, _ in encoder.module.named_parameters())
     picture = next(glyph_samples(classes=2, train=1, test=1)[0].load([0]))
-    assert encoder.embed([picture]).shape == (1, encoder.dim)
+    assert embed_inputs(encoder, [picture]).shape == (1, encoder.dim)
 
 
 def test_its_image_processor_prepares_pictures_as_in_pre_training(encoder):
@@ -52,7 +53,7 @@ def test_the_head_is_the_mean_of_the_clean_pictures(encoder):
     assert head.classes == tuple(classes)
     for row, pictures in zip(head.weight, clean_glyphs(classes), strict=True):
         assert len(pictures) == len(FONTS)
-        embedded = encoder.embed(pictures)
+        embedded = embed_inputs(encoder, pictures)
         mean = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
         np.testing.assert_allclose(row / np.linalg.norm(row), mean / np.linalg.norm(mean), atol=1e-5)
 

@@ -69,7 +69,7 @@ def plain_logits(folder: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
 
 def written(folder: Path, encoder: BuiltinEncoder, head: Linear, view: str, largest: float) -> Path:
     file = folder / "model.safetensors"
-    made = encoder.layers.tensors(encoder.module, head, view, largest)
+    made = encoder.layers.tensors(head, view, largest)
     state = load_file(file)
     assert made.keys() <= state.keys()
     save_file({**state, **{n: torch.from_numpy(v) for n, v in made.items()}}, file, {"format": "pt"})
@@ -85,7 +85,7 @@ def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
     np.testing.assert_allclose(encoder.linear.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
     names = [view.name for view in encoder.views]
     assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
-    assert encoder.has_bias
+    assert encoder.why_not is None
     assert encoder.labels == tuple(LABELS.values())
 
 
@@ -139,12 +139,43 @@ def test_the_state_of_another_thread_is_not_read(tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_a_last_layer_without_bias_and_one_that_is_not_linear(tmp_path):
+DECODERS = {
+    "gpt2": {"vocab_size": 16, "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2},
+    "llama": {**TEXT, "num_key_value_heads": 2},
+    "modernbert-decoder": TEXT,
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_have_a_last_layer_without_bias_and_keep_their_head(kind, tmp_path):
+    torch.manual_seed(0)
+    names = {"id2label": LABELS, "label2id": {name: k for k, name in LABELS.items()}}
+    config = transformers.AutoConfig.for_model(
+        kind, **DECODERS[kind], **names, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    encoder = load_builtin(tiny.save(transformers.AutoModelForSequenceClassification.from_config(config), tmp_path))
+    assert (encoder.layers, encoder.views, encoder.dim) == (None, (), 3)
+    assert "no bias" in encoder.why_not
+    inputs = batch(encoder)
+    rows = rows_of(encoder, inputs)
+    np.testing.assert_allclose(encoder.head.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
+    # The architecture has no place for a bias: transformers would ignore it.
+    file = tmp_path / "model.safetensors"
+    last = next(name for name in load_file(file) if name in ("score.weight", "classifier.weight"))
+    save_file({**load_file(file), last.replace("weight", "bias"): torch.ones(3)}, file, {"format": "pt"})
+    np.testing.assert_allclose(plain_logits(tmp_path, inputs), rows, atol=1e-5)
+
+
+def test_a_classifier_that_does_not_end_in_a_linear_layer_keeps_its_head(tmp_path, monkeypatch):
+    model = transformers.ViTForImageClassification
+    forward = model.forward
+
+    def scaled(*args, **options):
+        output = forward(*args, **options)
+        output.logits = 2 * output.logits
+        return output
+
+    monkeypatch.setattr(model, "forward", scaled)
     encoder = load_builtin(saved("vit", tmp_path), "cpu")
-    encoder.module.classifier.bias = None
-    assert not encoder.has_bias
-    plain = BuiltinEncoder(**{**vars(encoder), "layers": None, "dim": 3})
-    inputs = batch(plain)
-    rows = rows_of(plain, inputs)
-    assert (plain.views, plain.has_bias) == ((), False)
-    np.testing.assert_array_equal(plain.linear.logits(rows), rows)
+    assert (encoder.layers, encoder.views) == (None, ())
+    assert "linear" in encoder.why_not

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import FOLDS, stratified_folds
-from tunable_magmax.models.fitting import Probe
+from tunable_magmax.preference.base_features import Probe
 
 Floats = NDArray[np.float64]
 

@@ -17,7 +17,8 @@ from models import tiny
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder, put_weights
-from tunable_magmax.models.state import checkpoint_digest, read_state
+from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.state import read_state
 
 IMAGES = [
     tiny.picture((200, 30, 30), 1),
@@ -55,7 +56,7 @@ def test_images(tmp_path, capfd, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
     capfd.readouterr()
-    found = encoder.embed(IMAGES, batch=2)
+    found = embed_inputs(encoder, IMAGES, batch=2)
     assert found.dtype == np.float32
     assert found.shape == (3, encoder.dim) == (3, 8 if kind in ("clip", "clip-vision") else 16)
     np.testing.assert_allclose(found, reference(kind, model).numpy(), atol=1e-4)
@@ -70,16 +71,16 @@ def test_images(tmp_path, capfd, kind):
 def test_texts_are_pooled_over_what_is_no_padding(tmp_path, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
-    found = encoder.embed(TEXTS, batch=2)
+    found = embed_inputs(encoder, TEXTS, batch=2)
     body = getattr(model, "bert", model)
     for row, ids in zip(found, ([2, 5, 3], [2, 8, 9, 10, 11, 3], [2, 6, 7, 6, 7, 3]), strict=True):
         with torch.no_grad():
             alone = body(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
         np.testing.assert_allclose(row, alone.numpy(), atol=1e-5)
     assert encoder.text_length == 12
-    assert encoder.embed(["good " * 50]).shape == (1, 16)
+    assert embed_inputs(encoder, ["good " * 50]).shape == (1, 16)
     with pytest.raises(InputError, match="encodes texts, not images"):
-        encoder.embed(IMAGES)
+        embed_inputs(encoder, IMAGES)
 
 
 def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
@@ -89,8 +90,8 @@ def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
     task.parent.mkdir()
     save_file(tiny.changed(model).state_dict(), task)
     encoder = load_encoder(task, "cpu", assets=base)
-    assert encoder.digest == checkpoint_digest(task) != checkpoint_digest(base)
-    assert not np.allclose(encoder.embed(IMAGES), load_encoder(base, "cpu").embed(IMAGES))
+    assert encoder.digest == read_state(task)[1] != read_state(base)[1]
+    assert not np.allclose(embed_inputs(encoder, IMAGES), embed_inputs(load_encoder(base, "cpu"), IMAGES))
     with pytest.raises(InputError, match=r"no config\.json, so the model's architecture is unknown"):
         load_encoder(task, "cpu")
 
@@ -105,9 +106,9 @@ def test_an_adapter_on_its_base_embeds_as_the_checkpoint_that_is_made_of_it(tmp_
     adapters.save_adapter(tmp_path / "lora", {name.removesuffix(".weight"): factors})
     merge_checkpoints(base, [tmp_path / "lora"], tmp_path / "whole", method="last_task", scale=1)
     found = load_encoder(tmp_path / "lora", "cpu", assets=base)
-    whole = load_encoder(tmp_path / "whole", "cpu").embed(IMAGES)
-    np.testing.assert_allclose(found.embed(IMAGES), whole, atol=1e-5)
-    assert not np.allclose(whole, load_encoder(base, "cpu").embed(IMAGES), atol=1e-3)
+    whole = embed_inputs(load_encoder(tmp_path / "whole", "cpu"), IMAGES)
+    np.testing.assert_allclose(embed_inputs(found, IMAGES), whole, atol=1e-5)
+    assert not np.allclose(whole, embed_inputs(load_encoder(base, "cpu"), IMAGES), atol=1e-3)
     with pytest.raises(InputError, match="lora"):
         load_encoder(tmp_path / "lora", "cpu")
 
@@ -120,10 +121,10 @@ def test_the_digest_is_what_the_docs_say(tmp_path):
         by_hand.update(f"{name}\nF32\n{','.join(map(str, state[name].shape))}\n".encode())
         by_hand.update(state[name].numpy().tobytes())
     expected = f"sha256:{by_hand.hexdigest()}"
-    assert checkpoint_digest(folder) == read_state(folder)[1] == load_encoder(folder, "cpu").digest == expected
+    assert read_state(folder)[1] == load_encoder(folder, "cpu").digest == expected
     tiny.build("vit").save_pretrained(tmp_path / "sharded", max_shard_size="4KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
-    assert checkpoint_digest(tmp_path / "sharded") == expected
+    assert read_state(tmp_path / "sharded")[1] == expected
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -165,4 +166,4 @@ def test_weights_are_replaced_as_if_loaded(tmp_path, kind):
     encoder, expected = load_encoder(first, "cpu"), load_encoder(other, "cpu")
     put_weights(encoder, read_state(other)[0])
     inputs = [tiny.picture((200, 30, 30))] if encoder.image_processor else ["pay my bill"]
-    np.testing.assert_array_equal(encoder.embed(inputs), expected.embed(inputs))
+    np.testing.assert_array_equal(embed_inputs(encoder, inputs), embed_inputs(expected, inputs))

@@ -17,7 +17,7 @@ from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.models import prepared as prepared_module
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.models.prepared import embed_inputs, embed_prepared, prepare
 
 IMAGE_KINDS = ["clip", "clip-vision", "siglip", "siglip-vision", "vit"]
 TEXTS = ["hello", "pay my bills", "good bye good bye good bye", "card", "my good bill pay card", "good"]
@@ -55,7 +55,7 @@ def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind,
     torch.testing.assert_close(
         found.batch(torch.tensor(rows)), encoder.prepare_images([images[row] for row in rows]), atol=1e-6, rtol=1e-6
     )
-    np.testing.assert_allclose(embed_prepared(encoder, found, batch=3), encoder.embed(images), atol=1e-5)
+    np.testing.assert_allclose(embed_prepared(encoder, found, batch=3), embed_inputs(encoder, images), atol=1e-5)
 
 
 def test_what_a_processor_leaves_out_is_left_out(tmp_path):
@@ -80,7 +80,7 @@ def test_tokens_are_equal_up_to_padding(tmp_path, monkeypatch, chunk):
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
             assert torch.equal(batch[name], values), name
-    np.testing.assert_allclose(embed_prepared(encoder, found, batch=4), encoder.embed(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(embed_prepared(encoder, found, batch=4), embed_inputs(encoder, TEXTS), atol=1e-5)
 
 
 def test_tokens_padded_on_the_left_are_not_cut_off(tmp_path):

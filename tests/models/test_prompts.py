@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.prompts import TEMPLATES, read_templates, require_readable, sentences
+from tunable_magmax.models.prompts import TEMPLATES, read_templates, sentences
 
 
 @pytest.mark.parametrize(("name", "size"), [("cifar100", 18), ("imagenet-r", 80), ("clinc150", 4), ("plain", 1)])
@@ -17,8 +17,11 @@ def test_named_sets(name, size):
 
 
 def test_the_class_name_goes_in_as_words():
-    assert sentences("palm_tree", ["{}", "the {} in a video game."]) == ["palm tree", "the palm tree in a video game."]
-    assert sentences("a{b", ["{}!"]) == ["a{b!"]
+    assert sentences(["palm_tree"], ["{}", "the {} in a video game."]) == [
+        "palm tree",
+        "the palm tree in a video game.",
+    ]
+    assert sentences(["a{b"], ["{}!"]) == ["a{b!"]
 
 
 @pytest.mark.parametrize(
@@ -48,4 +51,4 @@ def test_bad_templates(given, says):
 )
 def test_names_that_say_nothing(names, says):
     with pytest.raises(InputError, match=says):
-        require_readable(names)
+        sentences(names, ["{}"])

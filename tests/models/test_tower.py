@@ -17,7 +17,8 @@ from models import tiny
 
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.state import read_state
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 
 IMAGES = [tiny.picture((200, 30, 30), 1), tiny.picture((30, 30, 200), 2, 33)]
@@ -31,7 +32,7 @@ def load(kind, tmp_path, model=None):
 
 
 def embeddings(encoder):
-    return encoder.embed(TEXTS if encoder.image_processor is None else IMAGES)
+    return embed_inputs(encoder, TEXTS if encoder.image_processor is None else IMAGES)
 
 
 @pytest.mark.parametrize("kind", sorted(TOWERS))
@@ -45,9 +46,9 @@ def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
     whole = load_encoder(folder, "cpu")
     tower = image_tower(whole)
     assert type(tower.module).__name__ == TOWERS[kind]
-    assert np.array_equal(tower.embed(IMAGES), whole.embed(IMAGES))
+    assert np.array_equal(embed_inputs(tower, IMAGES), embed_inputs(whole, IMAGES))
     with pytest.raises(InputError, match="encodes images, not texts"):
-        tower.embed(TEXTS)
+        embed_inputs(tower, TEXTS)
 
     save_encoder(tower, tmp_path / "tower")
     files = sorted(path.name for path in (tmp_path / "tower").iterdir())
@@ -55,16 +56,16 @@ def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
     assert not any("position_ids" in name for name in load_file(tmp_path / "tower" / "model.safetensors"))
     back = load_encoder(tmp_path / "tower", "cpu")
     save_encoder(back, tmp_path / "again")
-    assert checkpoint_digest(tmp_path / "again") == tower.digest
-    assert back.digest == tower.digest == checkpoint_digest(tmp_path / "tower") != whole.digest
-    assert np.array_equal(back.embed(IMAGES), whole.embed(IMAGES))
+    assert read_state(tmp_path / "again")[1] == tower.digest
+    assert back.digest == tower.digest == read_state(tmp_path / "tower")[1] != whole.digest
+    assert np.array_equal(embed_inputs(back, IMAGES), embed_inputs(whole, IMAGES))
     model, told = getattr(transformers, TOWERS[kind]).from_pretrained(tmp_path / "tower", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     with torch.no_grad():
         output = model.eval()(pixel_values=whole.prepare_images(IMAGES))
     own = output.image_embeds if kind == "clip" else output.pooler_output
-    assert np.array_equal(own.numpy(), whole.embed(IMAGES))
+    assert np.array_equal(own.numpy(), embed_inputs(whole, IMAGES))
 
 
 def prepared(encoder):
@@ -127,7 +128,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path, capfd, kind):
     assert np.array_equal(embeddings(back), embeddings(trained))
     assert type(back.module) is type(trained.module)
     save_encoder(back, tmp_path / "again")  # base and tasks must agree in names, however often they were loaded
-    assert checkpoint_digest(tmp_path / "again") == checkpoint_digest(tmp_path / "one")
+    assert read_state(tmp_path / "again")[1] == read_state(tmp_path / "one")[1]
     assert {str(tensor.dtype) for tensor in load_file(tmp_path / "one" / "model.safetensors").values()} == {
         "torch.float32"
     }

@@ -20,7 +20,7 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import load_image_processor
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
@@ -92,8 +92,8 @@ def test_a_sequence_by_the_callback(start, tmp_path):
     assert not all(torch.equal(base[name], last[name]) for name in base)
     travel, bank = run.profiles
     assert {name for name, count in bank.label_table.items() if count} == {"owe", "card"}
-    assert travel.encoder == checkpoint_digest(run.tasks[0])
-    assert travel.base == checkpoint_digest(run.base)
+    assert travel.encoder == read_state(run.tasks[0])[1]
+    assert travel.base == read_state(run.base)[1]
     assert tmx.merge_checkpoints(run.base, run.checkpoints, tmp_path / "merged").names == ("travel", "bank")
     assert [entry.source for entry in run.kept] == ["training", "training"]
     assert sorted(open_kept(run, 1).load(range(2))) == ["my card", "pay my bill"]
@@ -112,7 +112,7 @@ def test_what_is_recorded_is_replaced_only_if_asked(start, tmp_path):
     train(start, tmp_path, "travel", replace=True, data=DATA["travel"])
     (new,) = recorded(tmp_path / "run").values()
     assert (old.exists(), new.is_dir()) == (False, True)
-    assert Run.open(tmp_path / "run").profiles[0].encoder == checkpoint_digest(new)
+    assert Run.open(tmp_path / "run").profiles[0].encoder == read_state(new)[1]
 
 
 def test_an_interrupted_training_records_nothing_and_can_be_done_again(start, tmp_path):

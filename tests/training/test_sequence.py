@@ -20,7 +20,7 @@ import tunable_magmax as tmx
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.state import read_state
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
@@ -118,8 +118,8 @@ def test_a_run_is_complete(made):
     ]
     assert read_config(run.path / "config.yaml").record() == config.record()
     setup = json.loads((run.path / "training.json").read_text())
-    assert setup["digests"]["base"] == checkpoint_digest(run.path / "base")
-    assert setup["digests"]["head"] == checkpoint_digest(run.path / "classifier-head.safetensors")
+    assert setup["digests"]["base"] == read_state(run.path / "base")[1]
+    assert setup["digests"]["head"] == read_state(run.path / "classifier-head.safetensors")[1]
     assert set(setup["versions"]) == {"tunable_magmax", "torch", "transformers", "python"}
     assert setup["benchmark"]["task_sizes"] == [2, 2]
 

@@ -20,6 +20,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading, from_flat
 from tunable_magmax.workflows.predict import Prediction, Predictions, load_classifier, predict
@@ -49,7 +50,7 @@ def site_model(run, folder):
 
 
 def expected(model, inputs):
-    return load_head(model / "head.safetensors").probabilities(load_encoder(model, "cpu").embed(inputs))
+    return load_head(model / "head.safetensors").probabilities(embed_inputs(load_encoder(model, "cpu"), inputs))
 
 
 def test_images_and_their_paths(image_run, model, tmp_path):

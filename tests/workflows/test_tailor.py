@@ -401,23 +401,14 @@ def test_a_saved_configuration_has_the_stacked_head_and_says_so(builtin, tmp_pat
         assert torch.equal(merged[name], value), name
 
 
-def test_a_classifier_without_a_bias_keeps_the_old_head_with_a_note(builtin, tmp_path, monkeypatch):
-    from tunable_magmax.models.builtin import BuiltinEncoder
-
-    monkeypatch.setattr(BuiltinEncoder, "has_bias", property(lambda self: False))
-    found = made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
+def test_a_classifier_without_a_bias_keeps_the_old_head_with_a_note(tmp_path):
+    run = builtin_run.build_builtin(tmp_path / "run", "gpt2")
+    init_run(run, InitOptions(data=[f"{name}={run / name}.csv" for name in builtin_run.TASKS]))
+    found = made(run, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
     assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
-    assert "bias" in found.record.head.note
-    with pytest.raises(InputError, match="the head stays the old one"):
-        made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "fitted", head="fitted")
-
-
-def test_a_classifier_without_a_linear_last_layer_keeps_the_old_head(builtin, tmp_path, monkeypatch):
-    from tunable_magmax.models import builtin as module
-
-    monkeypatch.setattr(module, "_find_layers", lambda encoder: None)
-    found = made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
-    assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
+    assert "'score', has no bias" in found.record.head.note
+    with pytest.raises(InputError, match="no bias"):
+        made(run, SiteSources(weights=(0.7, 0.3)), tmp_path / "fitted", head="fitted")
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

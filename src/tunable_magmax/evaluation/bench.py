@@ -170,7 +170,7 @@ class Bench:
     def views(self) -> tuple[View, ...]:
         """What of the features a head can be fitted to; none if a head could not be written."""
         if isinstance(self.encoder, BuiltinEncoder):
-            return self.encoder.views if self.encoder.has_bias else ()
+            return self.encoder.views
         return (View(INPUT, slice(None)),)
 
     # -- samples -----------------------------------------------------------------------------------------------------

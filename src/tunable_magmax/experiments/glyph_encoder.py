@@ -30,6 +30,7 @@ from tunable_magmax.experiments.glyphs import (
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head, mean_head
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import PROCESSOR_FILE, quiet
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def glyph_base(
 def glyph_head(encoder: Encoder, classes: Sequence[str]) -> Head:
     """Makes the frozen head: for each class the mean embedding of its clean pictures in all fonts."""
     pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
-    return mean_head(encoder.embed(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, HEAD_SCALE)
+    features = embed_inputs(encoder, pictures)
+    return mean_head(features, np.repeat(np.arange(len(classes)), len(FONTS)), classes, HEAD_SCALE)
 
 
 @contextmanager

@@ -40,83 +40,66 @@ SHIFT_FACTOR = 8.0
 
 
 class ClassifierLayers:
-    """The last linear layer of a classifier and the hidden one before it, whose inputs are caught in a forward pass."""
+    """The last linear layer of a classifier and the hidden one before it, whose inputs are caught in a forward pass.
+
+    `views`: what of a row a head may be fitted to; `dim`: the width of a row.
+    """
 
     def __init__(self, module: nn.Module, last: str, hidden: str | None, activation: str | None) -> None:
-        self.last, self.hidden, self.activation = last, hidden, activation
+        self.activation, self._names = activation, (last, hidden)
+        self._last: Any = module.get_submodule(last)
+        layers: list[Any] = [self._last, *([] if hidden is None else [module.get_submodule(hidden)])]
         self._caught = threading.local()
-        for name, place in ((last, INPUT), (hidden, TOKEN)):
-            if name is not None:
-                module.get_submodule(name).register_forward_pre_hook(self._catcher(place))
-
-    def _catcher(self, place: str) -> Any:
-        def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            setattr(self._caught, place, inputs[0])
-
-        return catch
+        for layer, place in zip(layers, (INPUT, TOKEN), strict=False):
+            layer.register_forward_pre_hook(lambda _, inputs, place=place: setattr(self._caught, place, inputs[0]))
+        self.dim = sum(layer.in_features for layer in layers)
+        token = View(TOKEN, slice(self._last.in_features, self.dim), old=False)
+        self.views = (View(INPUT, slice(0, self._last.in_features)), *([] if hidden is None else [token]))
 
     def features(self) -> Tensor:
         """Returns what was caught in this thread's last forward pass, [n, width of both]."""
         import torch
 
-        caught = [self._caught.input, *([] if self.hidden is None else [self._caught.token])]
-        return torch.cat(caught, dim=1)
+        return torch.cat([getattr(self._caught, view.name) for view in self.views], dim=1)
 
-    def linear(self, module: nn.Module) -> Linear:
+    def linear(self) -> Linear:
         """Returns the last layer as a head over whole rows."""
-        layer: Any = module.get_submodule(self.last)
-        weight = layer.weight.detach().double().cpu().numpy()
-        full = np.zeros((len(weight), self.dim(module)))
+        weight = self._last.weight.detach().double().cpu().numpy()
+        full = np.zeros((len(weight), self.dim))
         full[:, : weight.shape[1]] = weight
-        bias = np.zeros(len(weight)) if layer.bias is None else layer.bias.detach().double().cpu().numpy()
-        return Linear(full, bias)
+        return Linear(full, self._last.bias.detach().double().cpu().numpy())
 
-    def dim(self, module: nn.Module) -> int:
-        """Returns the width of a row."""
-        layers: list[Any] = [module.get_submodule(name) for name in (self.last, self.hidden) if name is not None]
-        return sum(layer.in_features for layer in layers)
-
-    def views(self, module: nn.Module) -> tuple[View, ...]:
-        """Returns what of a row a head may be fitted to."""
-        first = int(module.get_submodule(self.last).in_features)  # type: ignore[arg-type]
-        views = [View(INPUT, slice(0, first))]
-        if self.hidden is not None:
-            views.append(View(TOKEN, slice(first, self.dim(module)), old=False))
-        return tuple(views)
-
-    def tensors(self, module: nn.Module, head: Linear, view: str, largest: float) -> dict[str, NDArray[np.float32]]:
+    def tensors(self, head: Linear, view: str, largest: float) -> dict[str, NDArray[np.float32]]:
         """Returns the tensors, by the module's names, that make the module give a head's logits.
 
         `view`: what the head reads; `largest`: the largest absolute value that a row has there.
         """
-        columns = next(each.columns for each in self.views(module) if each.name == view)
+        last, hidden = self._names
+        columns = next(each.columns for each in self.views if each.name == view)
+        made: dict[str, NDArray[Any]] = {}
         weight, bias = head.weight[:, columns], head.bias
-        if view == INPUT:
-            return self._named(weight, bias)
-        size = weight.shape[1]
-        if self.activation == "tanh":
-            passing, shift = TANH_FACTOR * np.eye(size), 0.0
-            weight = weight / TANH_FACTOR
-        else:
-            passing, shift = np.eye(size), SHIFT_FACTOR * 2.0 ** np.ceil(np.log2(max(1.0, largest)))
-            bias = bias - shift * weight.sum(axis=1)
-        hidden = {f"{self.hidden}.weight": passing, f"{self.hidden}.bias": np.full(size, shift)}
-        return {**self._named(weight, bias), **{name: v.astype(np.float32) for name, v in hidden.items()}}
-
-    def _named(self, weight: NDArray[Any], bias: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
-        both = {f"{self.last}.weight": weight, f"{self.last}.bias": bias}
-        return {name: values.astype(np.float32) for name, values in both.items()}
+        if view == TOKEN:
+            passing, shift = np.eye(weight.shape[1]), 0.0
+            if self.activation == "tanh":
+                passing, weight = TANH_FACTOR * passing, weight / TANH_FACTOR
+            else:
+                shift = SHIFT_FACTOR * 2.0 ** np.ceil(np.log2(max(1.0, largest)))
+                bias = bias - shift * weight.sum(axis=1)
+            made = {f"{hidden}.weight": passing, f"{hidden}.bias": np.full(len(passing), shift)}
+        made = {f"{last}.weight": weight, f"{last}.bias": bias, **made}
+        return {name: values.astype(np.float32) for name, values in made.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltinEncoder(Encoder):
-    """An encoder with its own classifier. `layers`: None if that has no linear last layer that can be found.
+    """An encoder with its own classifier. `layers`: None if no fitted head can be written there; `why_not` says why.
 
     Then its embeddings are its logits. `labels`: the names of its classes.
     """
 
     labels: tuple[str, ...] = ()
     layers: ClassifierLayers | None = None
+    why_not: str | None = None
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         module: Any = self.module
@@ -126,9 +109,8 @@ class BuiltinEncoder(Encoder):
     @property
     def linear(self) -> Linear:
         """The classifier as it is in the module now."""
-        if self.layers is None:
-            return Linear(np.eye(len(self.labels)), np.zeros(len(self.labels)))
-        return self.layers.linear(self.module)
+        count = len(self.labels)
+        return Linear(np.eye(count), np.zeros(count)) if self.layers is None else self.layers.linear()
 
     @property
     def head(self) -> Head:
@@ -137,14 +119,8 @@ class BuiltinEncoder(Encoder):
 
     @property
     def views(self) -> tuple[View, ...]:
-        """What a head may be fitted to; none without a linear last layer."""
-        return () if self.layers is None else self.layers.views(self.module)
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether the last layer has a bias, without which a fitted head cannot be written."""
-        layer: Any = None if self.layers is None else self.module.get_submodule(self.layers.last)
-        return layer is not None and layer.bias is not None
+        """What a head may be fitted to; none if it could not be written."""
+        return () if self.layers is None else self.layers.views
 
 
 def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
@@ -198,37 +174,51 @@ def builtin_encoder(
     labels = ModelConfig(path, dict(content)).labels or tuple(f"LABEL_{k}" for k in range(count))
     found = BuiltinEncoder(module, "logits", count, digest, path, **tools, labels=labels)
     layers = _find_layers(found)
-    return found if layers is None else replace(found, layers=layers, dim=layers.dim(module))
+    if isinstance(layers, str):
+        return replace(found, why_not=layers)
+    return replace(found, layers=layers, dim=layers.dim)
 
 
-def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | None:
-    """Finds the last layer: linear, with a row for each label, and what it gives are the model's logits."""
+def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
+    """Finds the last layer: linear, with a bias and a row for each label, and what it gives are the model's logits.
+
+    Returns what is wrong if there is none.
+    """
     import torch
     from torch import nn
 
     module: Any = encoder.module
-    count = len(encoder.labels)
-    named = [name for name, m in module.named_modules() if isinstance(m, nn.Linear) and m.out_features == count]
+    layers = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+    named = [name for name, layer in layers.items() if layer.out_features == len(encoder.labels)]
     caught: dict[str, Any] = {}
 
     def catcher(name: str) -> Any:
-        return lambda layer, inputs, output: caught.update({name: (inputs[0], output)})
+        return lambda layer, inputs, output: caught.update({name: output})
 
-    handles = [module.get_submodule(name).register_forward_hook(catcher(name)) for name in named]
+    handles = [layers[name].register_forward_hook(catcher(name)) for name in named]
     try:
         with encoder.evaluating(), torch.inference_mode():
             logits = encoder.pool(probe_batch(encoder))
     finally:
         for handle in handles:
             handle.remove()
-    fitting = [name for name, (rows, out) in caught.items() if rows.dim() == 2 and torch.equal(out, logits)]
-    if not fitting:
-        return None
-    width = module.get_submodule(fitting[-1]).in_features
+    # Decoders classify every token, and take what the last one gives.
+    last = next((name for name in reversed(named) if name in caught and _ends_in(caught[name], logits)), None)
+    if last is None:
+        return "the model's logits are not those of a linear layer"
+    if layers[last].bias is None:
+        return f"its last layer, {last!r}, has no bias"
+    if caught[last].dim() != 2:
+        return f"its last layer, {last!r}, classifies every token"
     hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
-    layer = dict(module.named_modules()).get(str(hidden))
-    square = isinstance(layer, nn.Linear) and layer.in_features == layer.out_features == width
+    layer = layers.get(str(hidden))
+    square = layer is not None and layer.in_features == layer.out_features == layers[last].in_features
     usual = getattr(module.config, "pooler_hidden_act", activation) == activation
     if layer is None or not square or layer.bias is None or not usual:
         hidden = activation = None
-    return ClassifierLayers(module, fitting[-1], hidden, activation)
+    return ClassifierLayers(module, last, hidden, activation)
+
+
+def _ends_in(output: Tensor, logits: Tensor) -> bool:
+    """Returns whether a layer's output, of whole inputs or of each token, is the logits [1, classes]."""
+    return bool((output.reshape(-1, output.shape[-1])[-1] == logits[0]).all())

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import (
     find_folders,
     first_line,
@@ -36,9 +35,7 @@ from tunable_magmax.models.pretrained import (
 from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor, nn
 
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean", "logits"]
@@ -49,8 +46,8 @@ WHOLE = ("clip", "siglip")
 class Encoder:
     """A loaded encoder. `module` is the transformers model, `pooling` says how its output becomes an embedding.
 
-    To train: `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients. To use: `embed` and
-    `embed_batch`, which do not. `folders`: the directories of its configuration, image processor and tokenizer.
+    `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients; `prepared.embed_inputs` does not.
+    `folders`: the directories of its configuration, image processor and tokenizer.
     """
 
     module: nn.Module
@@ -86,8 +83,6 @@ class Encoder:
         size = getattr(self.image_processor, "size", None) or {}
         height, width = (size.get("shortest_edge") or size.get(name) for name in ("height", "width"))
         return (int(height), int(width)) if height and width else None
-
-    # -- differentiable parts --------------------------------------------------------------------------------------
 
     def decode_images(self, images: Sequence[Any]) -> Tensor:
         """Makes pixels uint8 [n, 3, height, width] of PIL images, resized and cropped, on the processor."""
@@ -161,50 +156,6 @@ class Encoder:
             yield
         finally:
             self.module.train(training)
-
-    # -- without gradients -----------------------------------------------------------------------------------------
-
-    def embed_batch(self, batch: Tensor | Mapping[str, Tensor], precise: bool = True) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of prepared inputs, computed in float32; may be called by several threads."""
-        import numpy as np
-        import torch
-
-        try:
-            with torch.inference_mode(), full_float32(self.device, precise):
-                rows: NDArray[np.float32] = self.pool(batch).float().cpu().numpy()
-        except torch.cuda.OutOfMemoryError:
-            raise InputError(
-                "the device ran out of memory: give --device cpu (device='cpu'), or in Python a smaller batch="
-            ) from None
-        if not np.isfinite(rows).all():
-            raise InputError(
-                f"embeddings by {self.path}, or by weights put into it, hold NaN or infinity: the numbers are broken "
-                "(training diverged, or the scale is far too large)"
-            )
-        return rows
-
-    def embed(self, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
-        return embed_inputs(self, inputs, batch)
-
-
-@contextmanager
-def full_float32(device: Any, precise: bool = True) -> Iterator[None]:
-    """Computes in float32 without autocast; if `precise`, also without the shorter TF32 of a GPU's matrix units."""
-    import torch
-
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda":
-            yield
-            return
-        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("highest" if precise else "high")
-        torch.backends.cudnn.allow_tf32 = not precise
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(products)
-            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:

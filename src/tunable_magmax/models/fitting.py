@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, feature_matrix, unit_rows
-from tunable_magmax.errors import InputError
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.models.discriminant import FOLDS, Discriminant, Ints, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
 
@@ -32,6 +31,8 @@ SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
 SMALL_STEP = 1e-4
+FoldFit: TypeAlias = tuple[Ints, Floats, Discriminant]
+"""The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +51,8 @@ class Rows:
 
     @classmethod
     def of(cls, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> Rows:
-        """Checks rows; by default all count alike and all may judge."""
-        matrix = np.asarray(features, dtype=np.float64)
-        owners = np.asarray(labels, dtype=np.int64)
-        if matrix.ndim != 2 or owners.shape != (len(matrix),):
-            raise InputError(
-                f"a head is fitted to features [n, dim] with n labels, not {matrix.shape} and {owners.shape}"
-            )
-        if not np.isfinite(matrix).all():
-            bad = int((~np.isfinite(matrix).all(axis=1)).sum())
-            raise InputError(f"{bad} of {len(matrix)} features hold NaN or infinity: the model's numbers are broken")
+        """Makes rows of arrays; by default all count alike and all may judge."""
+        matrix, owners = np.asarray(features, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         count = np.ones(len(matrix)) if counts is None else np.asarray(counts, dtype=np.float64)
         may = np.ones(len(matrix), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
         return cls(matrix, owners, count, may)
@@ -141,8 +134,7 @@ def fit_head(
     old_fit = problem.old_only()
     usable = [view for view in views or [WHOLE] if view.old or folded.present.all()]
     if not len(folded.rows) or not usable:
-        if old_fit is None:
-            raise InputError("there is neither a labelled sample nor an old head to make a head from")
+        assert old_fit is not None, "there is neither a labelled sample nor an old head to make a head from"
         return old_fit
     best = min(map(problem.fitted, usable), key=lambda fit: np.inf if fit.loss is None else fit.loss)
     keeps_old = old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN)
@@ -162,18 +154,6 @@ def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
     return weights
 
 
-@dataclass(frozen=True, eq=False)
-class _ViewFits:
-    """The discriminant of all rows of a view; for each fold, its judged rows and the discriminant of all others.
-
-    `scores`: of the judged rows, by shrinkage.
-    """
-
-    whole: Discriminant
-    parts: list[tuple[Ints, Floats, Discriminant]]
-    scores: dict[float, Floats] = field(default_factory=dict)
-
-
 class FoldedRows:
     """Rows in folds, with discriminants and their scores, which serve every site. For one old head."""
 
@@ -186,11 +166,12 @@ class FoldedRows:
         elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
         self.judged = np.flatnonzero(rows.judged & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
-        self._views: dict[str, _ViewFits] = {}
+        self._fits: dict[str, tuple[Discriminant, list[FoldFit]]] = {}
+        self._scores: dict[tuple[str, float], Floats] = {}
 
-    def fits(self, view: View, anchors: NDArray[Any] | None = None) -> _ViewFits:
-        """Returns the discriminants of a view. `anchors`: directions of classes without rows."""
-        if view.name not in self._views:
+    def fits(self, view: View, anchors: NDArray[Any] | None = None) -> tuple[Discriminant, list[FoldFit]]:
+        """Returns the discriminant of a view, and those of the folds. `anchors`: directions of classes without rows."""
+        if view.name not in self._fits:
             rows = self.rows
             features = rows.features[:, view.columns]
             centre = features.mean(axis=0)
@@ -209,19 +190,19 @@ class FoldedRows:
                 if len(places):
                     others = fit([k for k in range(FOLDS) if k != fold], np.zeros_like(centre))
                     parts.append((places, centred[self.judged[places]], others))
-            self._views[view.name] = _ViewFits(fit(range(FOLDS), centre), parts)
-        return self._views[view.name]
+            self._fits[view.name] = fit(range(FOLDS), centre), parts
+        return self._fits[view.name]
 
     def scores(self, view: View, shrinkage: float) -> Floats:
         """Returns scores [judged, classes], about 0 in each row, of the judged rows by fits without their folds."""
-        fits = self.fits(view)
-        if shrinkage not in fits.scores:
+        key = (view.name, shrinkage)
+        if key not in self._scores:
             scores = np.empty((len(self.judged), self.classes))
-            for places, features, others in fits.parts:
+            for places, features, others in self.fits(view)[1]:
                 weight, bias = others.linear(shrinkage)
                 scores[places] = features @ weight.T + bias
-            fits.scores[shrinkage] = _centred(scores)
-        return fits.scores[shrinkage]
+            self._scores[key] = _centred(scores)
+        return self._scores[key]
 
 
 @lru_cache(8)
@@ -263,7 +244,7 @@ class _Problem:
     def fitted(self, view: View) -> FittedHead:
         """Returns the best head on a view of the features."""
         old = self.old if view.old else None
-        fits = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
+        whole, _ = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
         factors: tuple[float, ...] = (CAUTIOUS,) if old is None else (1.0, CAUTIOUS)
         shrinkage, loss = SHRINKAGES[-1], None
         judged: dict[str, Any] = {}
@@ -271,7 +252,7 @@ class _Problem:
             shrinkage, factors, loss = self._search(view, factors)
             judged = self._judgement(np.tensordot(factors, self._tables(view, shrinkage), axes=1))
         old_factor, fit_factor = (0.0, *factors)[-2:]
-        weight, bias = fits.whole.linear(shrinkage)
+        weight, bias = whole.linear(shrinkage)
         full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
         full[:, view.columns] = fit_factor * weight
         offset = fit_factor * bias + self.log_site
@@ -304,12 +285,12 @@ class _Problem:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
         factors = _least_loss(np.stack(tables), self.targets, self.weights, self.log_site, np.array(start))
         logits = np.tensordot(factors, tables, axes=1) + self.log_site
-        right = _log_softmax(logits)[np.arange(len(self.labels)), self.labels]
+        right = log_softmax(logits)[np.arange(len(self.labels)), self.labels]
         return tuple(factors.tolist()), -float(self.weights @ right)
 
     def _judgement(self, scores: Floats) -> dict[str, Any]:
         logits = scores + self.log_site
-        chances = np.exp(_log_softmax(logits)[np.arange(len(self.labels)), self.labels])
+        chances = np.exp(log_softmax(logits)[np.arange(len(self.labels)), self.labels])
         right = logits.argmax(axis=1) == self.labels
         return {"right": right, "chances": chances, "row_weights": self.weights, "judged": self.folded.judged}
 
@@ -319,7 +300,7 @@ def _centred(scores: Floats) -> Floats:
     return centred
 
 
-def _log_softmax(logits: Floats) -> Floats:
+def log_softmax(logits: Floats) -> Floats:
     lowered = logits - logits.max(axis=1, keepdims=True)
     result: Floats = lowered - np.log(np.exp(lowered).sum(axis=1, keepdims=True))
     return result
@@ -332,7 +313,7 @@ def _least_loss(tables: Floats, targets: Floats, weights: Floats, offset: Floats
     """
 
     def loss_of(values: Floats) -> tuple[float, Floats]:
-        logs = _log_softmax(np.tensordot(values, tables, axes=1) + offset)
+        logs = log_softmax(np.tensordot(values, tables, axes=1) + offset)
         return -float(weights @ (targets * logs).sum(axis=1)), logs
 
     factors = start.astype(np.float64)
@@ -364,48 +345,3 @@ def _least_loss(tables: Floats, targets: Floats, weights: Floats, offset: Floats
         if moved < SMALL_STEP:
             break
     return factors
-
-
-class Probe:
-    """A discriminant that tells classes by embeddings of unit length, with the rows' own class shares as prior.
-
-    `held_out` [judged, classes]: posteriors of the judged rows by a fit without their fold; `held_out_distances`
-    [judged]: to the nearest class. `judged`: those rows whose class has others; of none, nothing is known.
-    """
-
-    def __init__(self, features: Any, labels: Any, classes: int, seed: int = 0) -> None:
-        """Fits a probe to embeddings [rows, width] and their class indices [rows]. One seed, one result.
-
-        >>> probe = Probe([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]], [0, 0, 1, 1], 2)
-        >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
-        [0]
-        """
-        folded = FoldedRows(Rows.of(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
-        shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
-        self.fit = fit_head(folded, shares, None)
-        self.judged, self._fits = folded.judged, folded.fits(WHOLE)
-        assert self.fit.shrinkage is not None
-        self.shrinkage = self.fit.shrinkage
-        scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage)
-        self.held_out = np.exp(_log_softmax(scores + np.log(np.maximum(shares, SMALLEST_SHARE))))
-        self.held_out_distances = np.empty(len(self.judged))
-        for places, rows, others in self._fits.parts:
-            self.held_out_distances[places] = others.distances(rows, self.shrinkage)
-
-    def posterior(self, features: Any) -> Floats:
-        """Returns class probabilities [n, classes] of embeddings [n, width]."""
-        return np.exp(_log_softmax(self.fit.linear.logits(self._rows(features))))
-
-    def distances(self, features: Any) -> Floats:
-        """Returns squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
-        return self._fits.whole.distances(self._rows(features), self.shrinkage)
-
-    def _rows(self, features: Any) -> Floats:
-        matrix = feature_matrix(features, "features")
-        width = self.fit.linear.weight.shape[1]
-        if matrix.shape[1] != width:
-            raise InputError(
-                f"the features have width {matrix.shape[1]}, but the probe was fitted to width {width}; embed both "
-                "with the same encoder"
-            )
-        return unit_rows(matrix)

@@ -18,7 +18,8 @@ from tunable_magmax.data.arrays import Floats, as_numpy, unit_rows
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.prompts import read_templates, require_readable, sentences
+from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.prompts import read_templates, sentences
 from tunable_magmax.models.state import tensors_digest
 
 # The logit scale of heads whose model has none of its own.
@@ -163,18 +164,17 @@ def load_head(path: str | Path) -> Head:
         raise InputError(f"{file}: not a readable safetensors file ({error})") from error
     try:
         classes, scale = parse_json(metadata["classes"]), float(metadata.get("logit_scale", "1"))
+        if weight is None or not isinstance(classes, list):
+            raise KeyError
+        return Head.of(weight, classes, scale, bias)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     except (KeyError, ValueError):
-        classes, scale = None, 1.0
-    if weight is None or not isinstance(classes, list):
         raise InputError(
             f"{file}: a head holds a matrix 'weight' [classes, dim], found {', '.join(names) or 'no tensor'}; and its "
             "metadata 'classes', a JSON list of class names in the order of the rows, and perhaps the number "
             "'logit_scale'"
-        )
-    try:
-        return Head.of(weight, classes, scale, bias)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        ) from None
 
 
 # -- making heads -----------------------------------------------------------------------------------------------------
@@ -185,28 +185,23 @@ def builtin_head(classes: Sequence[str]) -> Head:
     return Head.of(np.eye(len(classes)), classes, builtin=True)
 
 
-def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:
-    """Makes a head for images by the text tower of the same CLIP or SigLIP, with that model's own logit scale.
-
-    SigLIP's logit bias is left out: it shifts all classes alike, which a softmax does not see.
-    """
-    if not encoder.is_whole or encoder.tokenizer is None:
-        raise InputError(
-            f"{encoder.path} ({encoder.family}) has no text tower with a tokenizer to make a head from class names; "
-            "give the whole CLIP or SigLIP model, a head file, or use class means"
-        )
-    module: Any = encoder.module
-    return Head.of(_name_rows(encoder, classes, templates), classes, math.exp(float(module.logit_scale.detach())))
-
-
 def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:
-    """Makes a head for texts: the class names, embedded by the sentence encoder itself."""
-    if encoder.tokenizer is None or encoder.is_whole:
+    """Makes a head of class names in sentences, embedded by a sentence encoder, or by the text tower of CLIP or SigLIP.
+
+    A tower's head is for images and has the model's own logit scale. SigLIP's logit bias is left out: it shifts all
+    classes alike, which a softmax does not see.
+    """
+    if encoder.tokenizer is None:
         raise InputError(
-            f"{encoder.path} ({encoder.family}) is no sentence encoder, so it cannot embed class names for a head of "
-            "texts; for images, use the text tower of a whole CLIP or SigLIP, a head file, or class means"
+            f"{encoder.path} ({encoder.family}) has no text tower with a tokenizer to embed class names for a head: "
+            "give a sentence encoder or the whole CLIP or SigLIP model, a head file, or use class means"
         )
-    return Head.of(_name_rows(encoder, classes, templates), classes, SCALE)
+    names, used = require_class_names(classes), read_templates(templates)
+    # For each class the direction of the mean over templates of embeddings of unit length.
+    rows = unit_rows(embed_inputs(encoder, sentences(names, used)))
+    module: Any = encoder.module
+    scale = math.exp(float(module.logit_scale.detach())) if encoder.is_whole else SCALE
+    return Head.of(_directions(rows.reshape(len(names), len(used), -1).sum(axis=1), names), names, scale)
 
 
 def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: float = SCALE) -> Head:
@@ -218,15 +213,8 @@ def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: f
     """
     names = require_class_names(classes)
     rows, owners = unit_rows(as_numpy(features, "embeddings")), as_numpy(labels, "labels")
-    known = np.isin(owners, np.arange(len(names))).all() and owners.dtype.kind in "iu"
-    if rows.ndim != 2 or owners.shape != (len(rows),) or not known:
-        raise InputError(
-            f"class means need embeddings [n, dim] and n labels, whole numbers from 0 to {len(names) - 1}; found "
-            f"embeddings {rows.shape} and {owners.dtype} labels {owners.shape}"
-        )
-    counts = np.bincount(owners, minlength=len(names))
-    if not counts.all():
-        empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    empty = [name for k, name in enumerate(names) if not (owners == k).any()]
+    if empty:
         raise InputError(
             f"{len(empty)} of {len(names)} classes have no sample to take a mean of: "
             f"{some_of(empty, show=repr)}; add samples or leave these classes out"
@@ -247,14 +235,6 @@ def head_bytes(head: Head) -> bytes:
     infos = [TensorInfo(name, "F32", values.shape) for name, values in tensors.items()]
     (shard,) = plan_shards(infos, metadata={"classes": json.dumps(head.classes, ensure_ascii=False)})
     return shard.header + b"".join(values.tobytes() for values in tensors.values())
-
-
-def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Floats:
-    """Returns for each class the direction of the mean over templates of embeddings of unit length."""
-    names, used = require_class_names(classes), read_templates(templates)
-    require_readable(names)
-    rows = unit_rows(encoder.embed([sentence for name in names for sentence in sentences(name, used)]))
-    return _directions(rows.reshape(len(names), len(used), -1).sum(axis=1), names)
 
 
 def _directions(sums: Floats, names: Sequence[str]) -> Floats:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
+from tunable_magmax.models.encoder import Encoder
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
-
-    from tunable_magmax.models.encoder import Encoder
 
     Batch: TypeAlias = Tensor | dict[str, Tensor]
 
@@ -93,11 +94,6 @@ class Prepared:
         inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
         return replace(self, positions=positions, labels=labels, inputs=inputs, failed=0)
 
-    def at(self, positions: Sequence[int]) -> Prepared:
-        """Returns the inputs at some of the samples' positions, without those that could not be read."""
-        rows = {position: row for row, position in enumerate(self.positions)}
-        return self.subset([rows[position] for position in positions if position in rows])
-
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
     return values[index.to(values.device, non_blocking=True)]
@@ -140,8 +136,6 @@ def prepare(
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
     """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
-    import numpy as np
-
     if not len(inputs):
         return np.zeros((0, encoder.dim), np.float32)
     kind: Kind = "text" if isinstance(inputs[0], str) else "image"
@@ -163,8 +157,6 @@ def embed_prepared(
     On the processor, texts of one length go together and parts of a batch run in threads. `batch`: inputs at a time.
     Unless `precise`, a GPU may multiply in TF32. `check` is called now and then, and may raise to stop it.
     """
-    import numpy as np
-
     device = encoder.device
     size = (CPU_BATCH if device.type == "cpu" else DEVICE_BATCH) if batch is None else batch
     if size < 1:
@@ -173,7 +165,7 @@ def embed_prepared(
     parts: list[NDArray[np.float32]] = []
     done = 0
     with encoder.evaluating():
-        work = lambda rows: encoder.embed_batch(prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
+        work = lambda rows: _embed(encoder, prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
         for part in in_parallel(work, len(prepared), size, device):
             parts.append(part)
             done += len(part)
@@ -184,6 +176,44 @@ def embed_prepared(
     found = np.concatenate(parts)
     found[order] = found.copy()
     return found
+
+
+def _embed(encoder: Encoder, batch: Batch, precise: bool) -> NDArray[np.float32]:
+    """Returns embeddings [n, dim] of a batch, computed in float32; may be called by several threads."""
+    import torch
+
+    try:
+        with torch.inference_mode(), full_float32(encoder.device, precise):
+            rows: NDArray[np.float32] = encoder.pool(batch).float().cpu().numpy()
+    except torch.cuda.OutOfMemoryError:
+        raise InputError(
+            "the device ran out of memory: give --device cpu (device='cpu'), or in Python a smaller batch="
+        ) from None
+    if not np.isfinite(rows).all():
+        raise InputError(
+            f"embeddings by {encoder.path}, or by weights put into it, hold NaN or infinity: the numbers are broken "
+            "(training diverged, or the scale is far too large)"
+        )
+    return rows
+
+
+@contextmanager
+def full_float32(device: Any, precise: bool = True) -> Iterator[None]:
+    """Computes in float32 without autocast; if `precise`, also without the shorter TF32 of a GPU's matrix units."""
+    import torch
+
+    with torch.autocast(device.type, enabled=False):
+        if device.type != "cuda":
+            yield
+            return
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest" if precise else "high")
+        torch.backends.cudnn.allow_tf32 = not precise
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(products)
+            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def in_parallel(work: Callable[[range], _Result], samples: int, batch: int, device: torch.device) -> Iterator[_Result]:

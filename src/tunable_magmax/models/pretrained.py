@@ -37,29 +37,21 @@ def read_config(home: Path) -> Any:
     return config
 
 
-def from_state(model_class: Any, config: Any, state: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
-    """Makes a model with these tensors in float32; also returns which keys were missing or did not fit.
+def load_module(model_class: Any, config: Any, state: Mapping[str, Tensor], path: Path, may_lack: str = "") -> Any:
+    """Makes a model of a checkpoint's tensors in float32, all of which must be there, or be of the part `may_lack`.
 
-    transformers knows all the rules by which names of older checkpoints and of those with a head become today's.
+    transformers knows all the rules by which names of older checkpoints and of those with a head become today's. A part
+    that is missing is taken out: it would be made up from random numbers, which must be neither used nor trained nor
+    saved. (Classifiers and masked language models are saved without a pooler.)
     """
     import torch
 
     kind = "dtype" if major_version(transformers_module()) >= 5 else "torch_dtype"
-    options: dict[str, Any] = {kind: torch.float32, "state_dict": dict(state), "output_loading_info": True}
-    with quiet():
-        module, report = model_class.from_pretrained(None, config=config, **options)
-    return module, report
-
-
-def load_module(model_class: Any, config: Any, state: Mapping[str, Tensor], path: Path, may_lack: str = "") -> Any:
-    """Makes a model of a checkpoint's tensors, all of which must be there, or be of the part `may_lack`.
-
-    A part that is missing is taken out: transformers would make it up from random numbers, which must be neither used
-    nor trained nor saved. (Classifiers and masked language models are saved without a pooler.)
-    """
+    options: dict[str, Any] = {kind: torch.float32, "output_loading_info": True}
     wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     try:
-        module, report = from_state(model_class, config, wide)
+        with quiet():
+            module, report = model_class.from_pretrained(None, config=config, state_dict=wide, **options)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(f"{path}: its tensors do not fit {model_class.__name__} ({first_line(error)})") from None
     missing = sorted(report["missing_keys"])

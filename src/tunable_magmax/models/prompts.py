@@ -82,15 +82,6 @@ def read_templates(choice: str | Sequence[str]) -> tuple[str, ...]:
     return templates
 
 
-def sentences(class_name: str, templates: Sequence[str]) -> list[str]:
-    """Puts a class name into every template.
-
-    >>> sentences("aquarium_fish", ["{}", "a photo of the {}."])
-    ['aquarium fish', 'a photo of the aquarium fish.']
-    """
-    return [template.replace(PLACE, readable(class_name)) for template in templates]
-
-
 def readable(class_name: str) -> str:
     """Returns a class name as people write it: underscores become spaces.
 
@@ -100,21 +91,24 @@ def readable(class_name: str) -> str:
     return " ".join(class_name.replace("_", " ").split())
 
 
-def require_readable(class_names: Sequence[str]) -> None:
-    """Refuses names that say nothing to a text encoder, and different names that would become the same sentence."""
+def sentences(class_names: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Puts each class name into every template; refuses names that say nothing to a text encoder, or the same.
+
+    >>> sentences(["aquarium_fish"], ["{}", "a photo of the {}."])
+    ['aquarium fish', 'a photo of the aquarium fish.']
+    """
     if class_names and all(WORDNET_ID.fullmatch(name) for name in class_names):
         raise InputError(
             f"the class names are WordNet numbers, such as {class_names[0]!r}, of which a text encoder knows nothing; "
             "give the classes' names in words"
         )
-    empty = [name for name in class_names if not readable(name)]
-    if empty:
-        raise InputError(f"the class name {empty[0]!r} has nothing that can be read; give the class a name")
     seen: dict[str, str] = {}
     for name in class_names:
-        other = seen.setdefault(readable(name), name)
-        if other != name:
+        if not readable(name):
+            raise InputError(f"the class name {name!r} has nothing that can be read; give the class a name")
+        if (other := seen.setdefault(readable(name), name)) != name:
             raise InputError(
                 f"the classes {other!r} and {name!r} both read {readable(name)!r}, so a head cannot tell them apart; "
                 "rename one"
             )
+    return [template.replace(PLACE, name) for name in seen for template in templates]

@@ -17,21 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def checkpoint_digest(path: str | Path) -> str:
-    """Returns the SHA-256 of the stored tensors in sorted order of names: the same however files are sharded.
-
-    >>> import tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file({"w": torch.tensor([1.0, 2.0])}, f"{folder}/model.safetensors")
-    ...     checkpoint_digest(folder)[:15]
-    'sha256:9ed77913'
-    """
-    return read_state(path)[1]
-
-
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the digest that a checkpoint with exactly these tensors would have.
+    """Returns the SHA-256 of tensors in sorted order of names: the same however a checkpoint of them is sharded.
 
     >>> import torch
     >>> tensors_digest({"w": torch.tensor([1.0, 2.0])})[:15]

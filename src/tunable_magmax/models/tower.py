@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_folder
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.pretrained import from_state, put_companions, quiet
+from tunable_magmax.models.pretrained import load_module, put_companions, quiet
 from tunable_magmax.models.state import tensors_digest
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ def image_tower(encoder: Encoder) -> Encoder:
         config.projection_dim = whole.config.projection_dim  # the vision part may say something else
     named = "CLIPVisionModelWithProjection" if encoder.family == "clip" else "SiglipVisionModel"
     state = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith(IMAGE_SIDE)}
-    module, report = from_state(getattr(transformers, named), config, state)
-    if report["missing_keys"]:
-        raise InputError(
-            f"{encoder.path}: its image tower lacks {len(report['missing_keys'])} tensors of {named}, first "
-            f"{min(report['missing_keys'])!r}; use another version of transformers"
-        )
+    module = load_module(getattr(transformers, named), config, state, encoder.path)
     module = module.to(encoder.device).train(whole.training)
     # Over the names that were loaded: transformers saves under these, whatever the module calls them.
     return replace(encoder, module=module, digest=tensors_digest(state), tokenizer=None, text_length=None)
@@ -85,9 +80,6 @@ def save_encoder(encoder: Encoder, path: str | Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another place, or remove it first")
     module: Any = encoder.module
-    narrow = sorted({str(p.dtype) for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4})
-    if narrow:
-        raise InputError(f"{out}: the encoder holds {', '.join(narrow)}, but checkpoints of training are float32")
 
     def fill(folder: Path) -> None:
         with quiet():

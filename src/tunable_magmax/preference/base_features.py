@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, Matrix, choose_rows, feature_matrix
+from tunable_magmax.data.arrays import Floats, Matrix, choose_rows, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.fitting import Probe
+from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
 from tunable_magmax.preference.distances import require_one_width, task_matrices
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import plain_list
@@ -28,6 +28,51 @@ TINY_LIKELIHOOD = 1e-12
 FAR_SHARE = 0.95
 USUAL_OOD = 0.1
 """About one in twenty samples of a mixture of the tasks is far from all of them; more than this are another kind."""
+
+
+class Probe:
+    """A discriminant that tells classes by embeddings of unit length, with the rows' own class shares as prior.
+
+    `held_out` [judged, classes]: posteriors of the judged rows by a fit without their fold; `held_out_distances`
+    [judged]: to the nearest class. `judged`: those rows whose class has others; of none, nothing is known.
+    """
+
+    def __init__(self, features: Any, labels: Any, classes: int, seed: int = 0) -> None:
+        """Fits a probe to embeddings [rows, width] and their class indices [rows]. One seed, one result.
+
+        >>> probe = Probe([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]], [0, 0, 1, 1], 2)
+        >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
+        [0]
+        """
+        folded = FoldedRows(Rows.of(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
+        shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
+        self.fit = fit_head(folded, shares, None)
+        self.judged, (self._whole, parts) = folded.judged, folded.fits(WHOLE)
+        assert self.fit.shrinkage is not None
+        self.shrinkage = self.fit.shrinkage
+        scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage)
+        self.held_out = np.exp(log_softmax(scores + np.log(np.maximum(shares, SMALLEST_SHARE))))
+        self.held_out_distances = np.empty(len(self.judged))
+        for places, rows, others in parts:
+            self.held_out_distances[places] = others.distances(rows, self.shrinkage)
+
+    def posterior(self, features: Any) -> Floats:
+        """Returns class probabilities [n, classes] of embeddings [n, width]."""
+        return np.exp(log_softmax(self.fit.linear.logits(self._rows(features))))
+
+    def distances(self, features: Any) -> Floats:
+        """Returns squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
+        return self._whole.distances(self._rows(features), self.shrinkage)
+
+    def _rows(self, features: Any) -> Floats:
+        matrix = feature_matrix(features, "features")
+        width = self.fit.linear.weight.shape[1]
+        if matrix.shape[1] != width:
+            raise InputError(
+                f"the features have width {matrix.shape[1]}, but the probe was fitted to width {width}; embed both "
+                "with the same encoder"
+            )
+        return unit_rows(matrix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, text_head
+from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match
 from tunable_magmax.models.prepared import embed_prepared, prepare
 from tunable_magmax.models.pretrained import first_line, quiet
 from tunable_magmax.training.config import GLYPHS, TrainConfig
@@ -59,7 +59,7 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progr
     elif source == "means":
         head = _mean_head(encoder, benchmark, config.seed, progress)
     else:
-        head = (text_head if source == "text" else name_head)(encoder, classes, templates)
+        head = name_head(encoder, classes, templates)
     if options.logit_scale is not None:
         head = Head.of(unit_rows(head.weight), classes, options.logit_scale, head.bias)
     require_match(encoder, head)

@@ -167,13 +167,12 @@ def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
 def make_head(model: Path, given: list[str] | Samples, options: InitOptions, progress: Progress | None = None) -> Head:
     """Makes a head for the embeddings of a model from class names or labelled samples."""
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import mean_head, name_head, text_head
+    from tunable_magmax.models.head import mean_head, name_head
     from tunable_magmax.models.prepared import embed_prepared, prepare
 
     encoder = load_encoder(model, options.reading.device)
     if isinstance(given, list):
-        whole = encoder.is_whole or encoder.tokenizer is None
-        return text_head(encoder, given, "imagenet-r") if whole else name_head(encoder, given, "plain")
+        return name_head(encoder, given, "imagenet-r" if encoder.is_whole else "plain")
     prepared = prepare(encoder, given, progress=progress)
     features = embed_prepared(encoder, prepared, options.reading.batch, progress=progress)
     return mean_head(features, prepared.labels, given.classes)

@@ -23,6 +23,7 @@ from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.runs.run import is_run
 from tunable_magmax.workflows.evaluate import find_head
 from tunable_magmax.workflows.options import Embedding
@@ -174,7 +175,7 @@ class LoadedClassifier:
             raise InputError(f"batch is {batch}, expected at least 1")
         unreadable: dict[int, Unreadable] = {} if failed is None else failed
         for positions, inputs in samples.batches(range(len(samples)), batch, unreadable):
-            yield positions, inputs, self.head.probabilities(self.encoder.embed(inputs, batch))
+            yield positions, inputs, self.head.probabilities(embed_inputs(self.encoder, inputs, batch))
         if failed is None and unreadable:
             names = some_of(f"{item.name} ({item.why})" for item in unreadable.values())
             raise InputError(f"{samples.origin}: cannot be read: {names}; take them out, or repair them")

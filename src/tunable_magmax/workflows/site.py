@@ -17,6 +17,7 @@ from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, 
 from tunable_magmax.data.source import open_labels
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.distances import task_matrices
 from tunable_magmax.runs.profile import require_base
@@ -159,7 +160,7 @@ class Site:
                     fresh.append(value)
                 self.rows[position] = distinct[content]
             if fresh:
-                results.append(encoder.embed(fresh))
+                results.append(embed_inputs(encoder, fresh))
             done += len(inputs)
             if self.progress is not None:
                 self.progress("embedding", done, parts * len(positions))

@@ -259,7 +259,7 @@ def _fitted(bench: Bench, spec: MergeSpec, material: Material, options: TailorOp
     if options.head == "old":
         note = "it was asked for"
     elif not bench.views:
-        note = "the classifier has no linear last layer with a bias, into which a fitted head could be written"
+        note = f"no fitted head can be written into the classifier: {getattr(bench.encoder, 'why_not', None)}"
     elif head.kind == "old":
         note = "there is nothing to fit a head to" if head.loss is None else "it is as good as a fitted one"
     if options.head == "fitted" and head.kind != "fitted":
@@ -276,7 +276,7 @@ def _classifier_tensors(bench: Bench, spec: MergeSpec, facts: SiteFacts, head: F
     columns = next(each.columns for each in encoder.views if each.name == view)
     seen = [data for data in (facts.kept, facts.labelled) if data is not None and bench.keeps(spec, data)]
     largest = max([1.0, *(float(np.abs(bench.features(spec, data)[:, columns]).max()) for data in seen)])
-    return FittedTensors(encoder.layers.tensors(encoder.module, head.linear, view, largest))
+    return FittedTensors(encoder.layers.tensors(head.linear, view, largest))
 
 
 def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None:  # noqa: B008  (frozen)

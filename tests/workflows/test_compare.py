@@ -28,8 +28,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import CompareOptions, compared_rows, least_samples
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.init_inputs import InitOptions
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 

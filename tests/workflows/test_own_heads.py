@@ -19,8 +19,7 @@ from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.init_inputs import InitOptions
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.prefer import PreferOptions, prefer
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor

@@ -28,8 +28,7 @@ from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.init_inputs import InitOptions
+from tunable_magmax.workflows.init import InitOptions, init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.options import from_flat
 from tunable_magmax.workflows.site import SiteSources

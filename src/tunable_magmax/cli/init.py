@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.terminal import note, show_result, table, working
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.init_inputs import InitOptions
+from tunable_magmax.workflows.command_options import InitOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.init import InitResult
@@ -53,7 +53,7 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
             classes = sum(count > 0 for count in profile.label_counts)
             data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in given.data:
-            data = f"profile of {given.data[name].place}"
+            data = f"profile of {given.places[name]}"
         rows.append([name, str(found), data])
     yield from table(rows)
     if dry_run:

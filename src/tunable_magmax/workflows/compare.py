@@ -24,13 +24,13 @@ from tunable_magmax.models.builtin import builtin_labels
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
+from tunable_magmax.workflows.command_options import CompareOptions as CompareOptions
+from tunable_magmax.workflows.command_options import TailorOptions
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.predict import load_classifier
 from tunable_magmax.workflows.prefer import completed, preference_of
-from tunable_magmax.workflows.site_options import CompareOptions as CompareOptions
-from tunable_magmax.workflows.site_options import TailorOptions
 from tunable_magmax.workflows.tailor import choose_spec
 from tunable_magmax.workflows.tailored import read_record
 

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.workflows.init_inputs import InitInputs, InitOptions, read_inputs, with_rows_named
+import numpy as np
 
-if TYPE_CHECKING:
-    from tunable_magmax.data.samples import Samples
-    from tunable_magmax.files import Progress
-    from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Head
-    from tunable_magmax.runs.profile import Profile
-    from tunable_magmax.runs.run import KeptEntry, Run
+from tunable_magmax.checkpoints.companions import are_generic, model_type
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
+from tunable_magmax.data.samples import Samples, by_name, with_names
+from tunable_magmax.data.splits import limited
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.errors import InputError, bulleted, closest, some_of
+from tunable_magmax.evaluation.run_models import task_labels
+from tunable_magmax.files import Progress, remove_unfinished
+from tunable_magmax.merging.methods import read_options
+from tunable_magmax.models.builtin import builtin_labels, count_answers, load_builtin
+from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.head import Head, load_head, mean_head, name_head, save_head
+from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.models.profiling import make_profile
+from tunable_magmax.runs.kept import KEEP, keep_samples
+from tunable_magmax.runs.profile import ROWS, Profile
+from tunable_magmax.runs.recipe import folder_name, split_name
+from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, KeptEntry, Run, is_run, refuse_run_file
+from tunable_magmax.workflows.command_options import InitOptions as InitOptions
+from tunable_magmax.workflows.options import Reading
+
+AGREEMENT = 2 / 3
+"""The share of samples that a classifier without names must put into the classes of their order to be believed."""
+TRIED = 10
+"""Samples of each class that this is tried on."""
+STEP = re.compile(r"checkpoint-(\d+)")
+HeadSource: TypeAlias = Path | list[str] | Samples
+"""A head file, class names, or labelled samples."""
+
+
+@dataclass(frozen=True)
+class InitInputs:
+    """A run that is to be made or added to.
+
+    `data`: samples of tasks; `held_out`: those that were not trained on. `places`: where they are. `nameless`: the
+    labels of the classifiers whose order of classes only their predictions can show.
+    """
+
+    path: Path
+    is_new: bool
+    base: Path
+    tasks: Mapping[str, Path]
+    places: Mapping[str, Path]
+    data: Mapping[str, Samples]
+    held_out: Mapping[str, Samples]
+    nameless: Mapping[str, tuple[str, ...]]
+    head: HeadSource | None
 
 
 @dataclass(frozen=True)
@@ -35,13 +77,13 @@ class InitResult:
         """Returns it for JSON."""
         facts = ("path", "kind", "source", "samples", "per_class", "asked", "bytes")
         tasks = []
-        for name, found in self.inputs.tasks.items():
-            data, kept, profile = self.inputs.data.get(name), self.kept.get(name), self.profiles.get(name)
+        for name, checkpoint in self.inputs.tasks.items():
+            place, kept, profile = self.inputs.places.get(name), self.kept.get(name), self.profiles.get(name)
             tasks.append(
                 {
                     "name": name,
-                    "checkpoint": str(found),
-                    "data": None if data is None else str(data.place),
+                    "checkpoint": str(checkpoint),
+                    "data": None if place is None else str(place),
                     "profile": None if profile is None else {"path": str(profile[0]), **profile[1].to_dict()},
                     "kept": None if kept is None else {fact: getattr(kept, fact) for fact in facts},
                 }
@@ -60,25 +102,28 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
     >>> init_run(Path("run"), InitOptions(Path("base"), ["travel=out/travel", "out/bank"])).inputs  # doctest: +SKIP
     >>> init_run(Path("run"), InitOptions(data=["travel=travel.csv"])).kept  # doctest: +SKIP
     """
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.profiling import make_profile
-    from tunable_magmax.runs.kept import KEEP, keep_samples
-    from tunable_magmax.runs.profile import ROWS
-
-    inputs = read_inputs(path, options)
+    inputs = _read_inputs(path, options)
     if options.dry_run:
         return InitResult(inputs)
-    inputs = with_rows_named(inputs, options)
-    run, reading = _written(inputs, options, progress), options.reading
+    reading, notes = options.reading, list[str]()
+    data, held_out = dict(inputs.data), dict(inputs.held_out)
+    for name, rows in inputs.nameless.items():
+        names = _by_prediction(name, rows, inputs, reading.device)
+        pairs = some_of(f"{label!r} is {row}" for label, row in zip(names, rows, strict=True))
+        notes.append(f"{name}: its classifier has no names, and predicts that {pairs}")
+        for part in (data, held_out):
+            if name in part:
+                classes = tuple(names.get(label, label) for label in part[name].classes)
+                part[name] = replace(part[name], classes=classes)
+    run = _written(inputs, options, progress)
     how: dict[str, Any] = {"rows": reading.max_samples or ROWS, "batch": reading.batch, "progress": progress}
-    base = _base_encoder(run, reading.device) if inputs.data else None
+    base = _base_encoder(run, reading.device) if data else None
     profiles: dict[str, tuple[Path, Profile]] = {}
     kept: dict[str, KeptEntry | None] = dict(zip(run.labels, run.kept, strict=True))
-    notes = list(inputs.notes)
-    for name, given in inputs.data.items():
+    for name, samples in data.items():
         try:
             encoder = load_encoder(run.checkpoints[name], reading.device, assets=run.base)
-            profile, file = make_profile(name, given.samples, encoder, base=base, **how), run.profile_path(name)
+            profile, file = make_profile(name, samples, encoder, base=base, **how), run.profile_path(name)
             _refuse_other_task(run, name, profile)
             if file.exists():
                 notes.append(f"replaced the profile that was in {file}")
@@ -89,14 +134,14 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             kept[name] = keep_samples(
                 run,
                 name,
-                given.samples if given.held_out is None else given.held_out,
+                held_out.get(name, samples),
                 per_class=KEEP if options.keep is None else options.keep,
-                source="training" if given.held_out is None else "evaluation",
+                source="evaluation" if name in held_out else "training",
                 size=encoder.picture_size,
             )
         except InputError as error:
             raise InputError(
-                f"{error}\n{path} is there, with {len(profiles)} of {len(inputs.data)} profiles; make the others by "
+                f"{error}\n{path} is there, with {len(profiles)} of {len(data)} profiles; make the others by "
                 f"`tmx init {path} --data {name}=DATA`"
             ) from None
     missing = tuple(label for label, profile in zip(run.labels, run.profiles, strict=True) if profile is None)
@@ -105,17 +150,13 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
 
 def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None) -> Run:
     """Writes run.json of a new run, or opens the one that is there; enters the head."""
-    from tunable_magmax.files import remove_unfinished
-    from tunable_magmax.models.head import save_head
-    from tunable_magmax.runs.run import HEAD_FILE, Run
-
-    path, base, head = inputs.path, inputs.base, inputs.head
+    path, head = inputs.path, inputs.head
     remove_unfinished((*path.glob(".run.json.*"), *path.glob("profiles/.*.safetensors.*")))
-    made = None if head is None or isinstance(head, Path) else make_head(base, head, options, progress)
+    made = None if head is None or isinstance(head, Path) else _make_head(inputs.base, head, options.reading, progress)
     if inputs.is_new:
-        run = Run.begin(path, base)
-        for name, found in inputs.tasks.items():
-            run.enter(name, found)
+        run = Run.begin(path, inputs.base)
+        for name, checkpoint in inputs.tasks.items():
+            run.enter(name, checkpoint)
         run.save()
     else:
         run = Run.open(path)
@@ -123,7 +164,7 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
         head = run.path / HEAD_FILE
         save_head(made, head)
     if isinstance(head, Path):
-        run.register_head(head, base)
+        run.register_head(head, inputs.base)
     if options.keep == 0 and not inputs.data:
         for t in range(len(run.tasks)):
             run.register_kept(t, None)
@@ -132,8 +173,6 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
 
 def _base_encoder(run: Run, device: str | None) -> Encoder | None:
     """Returns the run's base, if it can embed."""
-    from tunable_magmax.models.encoder import load_encoder
-
     try:
         return load_encoder(run.base, device)
     except InputError as error:
@@ -146,8 +185,6 @@ def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
 
     That is so if its classes are another task's and not its own, or if its samples are another task's.
     """
-    import numpy as np
-
     table = {label: count for label, count in profile.label_table.items() if count}
     own = run.own_classes(run.labels.index(name))
     for t, label in enumerate(run.labels):
@@ -164,15 +201,270 @@ def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
             )
 
 
-def make_head(model: Path, given: list[str] | Samples, options: InitOptions, progress: Progress | None = None) -> Head:
+def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progress: Progress | None) -> Head:
     """Makes a head for the embeddings of a model from class names or labelled samples."""
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import mean_head, name_head
-    from tunable_magmax.models.prepared import embed_prepared, prepare
-
-    encoder = load_encoder(model, options.reading.device)
+    encoder = load_encoder(model, reading.device)
     if isinstance(given, list):
         return name_head(encoder, given, "imagenet-r" if encoder.is_whole else "plain")
     prepared = prepare(encoder, given, progress=progress)
-    features = embed_prepared(encoder, prepared, options.reading.batch, progress=progress)
+    features = embed_prepared(encoder, prepared, reading.batch, progress=progress)
     return mean_head(features, prepared.labels, given.classes)
+
+
+# -- what is given ----------------------------------------------------------------------------------------------------
+
+
+def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
+    """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
+    refuse_run_file(path)
+    problems: list[str] = []
+    base: Path | None
+    tasks: dict[str, Path | None]
+    is_new = not is_run(path) or options.base is not None or bool(options.task)
+    if options.keep is not None and options.keep < 0:
+        problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
+    if is_new:
+        base, tasks = _checkpoints(path, options, problems)
+    else:
+        run = Run.open(path)
+        base, tasks = run.base, dict(run.checkpoints)
+        if not options.data and not options.eval_data and options.head is None and options.keep != 0:
+            problems.append(
+                f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "
+                "--base and --task with --overwrite to make it anew"
+            )
+    head: HeadSource | None = None
+    if options.head is not None:
+        with _collected(problems, f"--head {options.head}: "):
+            head = _read_head(options.head, options.reading)
+    places: dict[str, Path] = {}
+    held_out = _read_data("--eval-data", options.eval_data, list(tasks), options.reading, places, problems)
+    data = held_out | _read_data("--data", options.data, list(tasks), options.reading, places, problems)
+    found = {name: task for name, task in tasks.items() if task is not None}
+    nameless: dict[str, tuple[str, ...]] = {}
+    if not problems and base is not None:
+        labels = {name: builtin_labels(task) for name, task in found.items()}
+        merged = dict(zip(found, task_labels(base, list(found.values())), strict=True))
+        nameless = _nameless(data, held_out, found, labels, merged, problems)
+        for part in (data, held_out) if not problems else ():
+            for name, samples in part.items():
+                if (own := labels[name]) is not None and name not in nameless:
+                    part[name] = with_names(samples, own, merged[name])
+    if problems or base is None:
+        listed = problems[0] if len(problems) == 1 else f"nothing was written:\n{bulleted(problems)}"
+        raise InputError(listed, problems=problems if len(problems) > 1 else ())
+    ordered = {name: data[name] for name in tasks if name in data}
+    return InitInputs(path, is_new, base, found, places, ordered, held_out, nameless, head)
+
+
+@contextmanager
+def _collected(problems: list[str], about: str = "") -> Iterator[None]:
+    """Adds an `InputError` to the problems."""
+    try:
+        yield
+    except InputError as error:
+        problems.append(f"{about}{error}")
+
+
+def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple[Path | None, dict[str, Path | None]]:
+    """Finds the checkpoints of a new run; None of those that cannot be found or merged."""
+    if is_run(path) and not options.overwrite:
+        problems.append(
+            f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
+            "--task to add data to it"
+        )
+    elif path.exists() and not path.is_dir():
+        problems.append(f"{path} is a file: give a directory")
+    base: Path | None = None
+    if options.base is None:
+        problems.append("which checkpoint did training begin with? Give --base DIR")
+    else:
+        with _collected(problems, "base: "):
+            base = _find_checkpoint(located(options.base))
+    if not options.task:
+        problems.append("there are no tasks: give one --task NAME=DIR for each, in training order")
+    tasks: dict[str, Path | None] = {}
+    for text in options.task:
+        with _collected(problems):
+            name, place = _named(text)
+            if name in tasks:
+                problems.append(f"several tasks are called {name!r}: give names that differ, as --task NAME=DIR")
+            tasks[name] = None
+            with _collected(problems, f"{name}: "):
+                tasks[name] = task = _find_checkpoint(located(place))
+                if base is not None:
+                    _refuse_mismatch(base, task)
+    return base, tasks
+
+
+def _find_checkpoint(path: Path) -> Path:
+    """Returns the place of a checkpoint or adapter: a path, or the newest complete checkpoint-N in a training's folder.
+
+    A model that lies in the folder itself was saved at the end of the training, and goes before these.
+    """
+    problem = _problem(path)
+    if problem is None:
+        return path
+    numbered = [(int(match[1]), item) for item in path.glob("*/") if (match := STEP.fullmatch(item.name))]
+    for _, item in sorted(numbered, reverse=True):
+        if _problem(item) is None:
+            return item
+    if numbered:
+        raise InputError(f"{path}: none of its {len(numbered)} folders checkpoint-N holds a complete checkpoint")
+    raise problem
+
+
+def _problem(path: Path) -> InputError | None:
+    """Returns why there is no checkpoint at a path."""
+    try:
+        if not holds_adapter(path):
+            open_checkpoint(path).close()
+    except InputError as error:
+        return error
+    return None
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, place = split_name(text)
+    return name or folder_name(Path(place)), Path(place)
+
+
+def _refuse_mismatch(base: Path, task: Path) -> None:
+    """Refuses a task that cannot be merged into the base, in one line."""
+    kinds = [kind for kind in (model_type(base), model_type(task)) if kind is not None]
+    if len(set(kinds)) > 1:
+        raise InputError(f"it is another architecture than the base: {kinds[1]}, not {kinds[0]} ({task})")
+    try:
+        with Inputs(base, [task], read_options(1)):
+            pass
+    except InputError as error:
+        first, *rest = (line.strip(" -") for line in str(error).splitlines() if line.strip())
+        raise InputError(f"it does not fit the base: {rest[0] if rest and first.endswith(':') else first}") from None
+
+
+def _read_data(
+    option: str,
+    given: Sequence[str],
+    names: Sequence[str],
+    reading: Reading,
+    places: dict[str, Path],
+    problems: list[str],
+) -> dict[str, Samples]:
+    """Reads the data of tasks, NAME=DATA; where it is goes into `places`."""
+    read: dict[str, Samples] = {}
+    seen: dict[str, Path] = {}
+    for text in given:
+        with _collected(problems, f"{option} {text}: "):
+            name, place = _named(text)
+            if name not in names:
+                hint, known = closest(name, names), ", ".join(names)
+                raise InputError(f"no task is called {name!r}{hint}; give NAME=DATA with one of {known}")
+            if not place.exists():
+                raise InputError(f"{place} does not exist")
+            if name in seen:
+                raise InputError(f"{name} has {seen[name]} already; put its data into one file or folder")
+            seen[name] = places[name] = place
+            read[name] = _labelled(place, reading)
+    return read
+
+
+def _labelled(place: Path, reading: Reading) -> Samples:
+    samples = reading.open(place)
+    if samples.labels is None:
+        raise InputError(
+            f"{samples.origin} holds no labels: put images into class folders, or name the column with --label-column"
+        )
+    return samples
+
+
+def _read_head(given: str, reading: Reading) -> HeadSource:
+    """Returns what --head is: a head file, class names of a .txt or between commas, or labelled samples."""
+    path = Path(given)
+    if path.suffix == ".safetensors":
+        load_head(path)
+        return path
+    if path.exists() and path.suffix != ".txt":
+        return _labelled(path, reading)
+    if path.suffix == ".txt":
+        try:
+            parts: Sequence[str] = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{given}: not a readable text file ({error})") from None
+    elif "," not in given:
+        raise InputError(f"{given} does not exist: give a head file, data, or class names as cat,dog")
+    else:
+        parts = given.split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
+# -- labels and the names of classifiers ------------------------------------------------------------------------------
+
+
+def _nameless(
+    data: Mapping[str, Samples],
+    held_out: Mapping[str, Samples],
+    tasks: Mapping[str, Path],
+    labels: Mapping[str, tuple[str, ...] | None],
+    merged: Mapping[str, tuple[str, ...] | None],
+    problems: list[str],
+) -> dict[str, tuple[str, ...]]:
+    """Returns the classifiers with data whose labels are no names; finds labels that contradict a classifier's names.
+
+    `labels`: those of the tasks' classifiers; `merged`: what a merge calls them.
+    """
+    nameless: dict[str, tuple[str, ...]] = {}
+    others_held = [(name, samples) for name, samples in held_out.items() if samples is not data[name]]
+    for name, samples in [*data.items(), *others_held]:
+        if (rows := labels[name]) is None:
+            continue
+        present = by_name(_present(samples), [rows], samples.origin)
+        unknown = [label for label in present if label not in rows]
+        others = [other for other, theirs in labels.items() if other != name and set(present) <= {*(theirs or ())}]
+        if are_generic(rows):
+            if len(unknown) == len(present) and not {*present} & {*(merged[name] or ())}:
+                nameless[name] = rows
+        elif unknown and (others or 2 * len(unknown) > len(present)):
+            hint = f": they are those of {' and '.join(others)}" if others else ""
+            problems.append(
+                f"{samples.origin}: its labels {some_of(present, show=repr)} are not the classes of {name}{hint}; its "
+                f"checkpoint has {some_of(rows, show=repr)} (id2label of its config.json). Give the data of {name}, "
+                "or write the labels as the checkpoint has them"
+            )
+    known = {name: _present(data[name]) for name in nameless}
+    for name, rows in nameless.items():
+        same = [other for other in tasks if merged[other] == merged[name] and known.get(other) != known[name]]
+        if len(known[name]) != len(rows):
+            problems.append(_unclear(data[name], tasks[name], rows))
+        elif same:
+            problems.append(
+                f"{_unclear(data[name], tasks[name], rows)}. A merge takes them for the classes of {some_of(same)}, "
+                "which has the same labels"
+            )
+    return nameless
+
+
+def _unclear(samples: Samples, checkpoint: Path, rows: Sequence[str]) -> str:
+    labels, config = some_of(_present(samples), show=repr), checkpoint / "config.json"
+    return (
+        f"{samples.origin}: which of its labels {labels} is which class of a classifier that calls them "
+        f"{some_of(rows)}? Write their names into id2label of {config}, in the order that training had them"
+    )
+
+
+def _present(samples: Samples) -> list[str]:
+    """Returns the classes that have samples."""
+    return [samples.classes[label] for label in sorted(set(samples.labels or ()))]
+
+
+def _by_prediction(name: str, rows: Sequence[str], inputs: InitInputs, device: str | None) -> dict[str, str]:
+    """Returns what a merge calls the classes of a classifier without names, if it predicts them in order."""
+    samples, checkpoint = inputs.data[name], inputs.tasks[name]
+    assert samples.labels is not None
+    chosen = limited(range(len(samples)), samples.labels, TRIED, 0)
+    votes = count_answers(load_builtin(checkpoint, device, assets=inputs.base), samples, chosen)
+    votes = votes[sorted(set(samples.labels))]
+    certain = bool((votes.argmax(axis=1) == np.arange(len(votes))).all())
+    if not certain or float(np.trace(votes)) < AGREEMENT * float(votes.sum()):
+        raise InputError(f"{_unclear(samples, checkpoint, rows)}. Its predictions do not show it")
+    merged = task_labels(inputs.base, list(inputs.tasks.values()))[list(inputs.tasks).index(name)]
+    return dict(zip(_present(samples), merged or rows, strict=True))

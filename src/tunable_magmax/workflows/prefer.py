@@ -20,10 +20,10 @@ from tunable_magmax.merging.budget import in_order
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.command_options import PreferOptions as PreferOptions
+from tunable_magmax.workflows.command_options import SiteSources
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.site import Site
-from tunable_magmax.workflows.site_options import PreferOptions as PreferOptions
-from tunable_magmax.workflows.site_options import SiteSources
 
 PAPERS = ("ot", "cosine", "mmd")
 NEEDS = {"label": "labels", "search": "labelled", **dict.fromkeys(("probe", *PAPERS), "inputs")}

@@ -22,8 +22,8 @@ from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.distances import task_matrices
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.command_options import SiteSources as SiteSources
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.site_options import SiteSources as SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder

@@ -43,14 +43,14 @@ from tunable_magmax.models.head import Head, head_bytes
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.command_options import SAMPLES
+from tunable_magmax.workflows.command_options import TailorOptions as TailorOptions
 from tunable_magmax.workflows.material import Material, open_site_material, site_shares
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.options import Output as OutputOptions
 from tunable_magmax.workflows.options import flat
 from tunable_magmax.workflows.prefer import by_hand, completed, find_preference, preference_of
 from tunable_magmax.workflows.site import Site, SiteSources
-from tunable_magmax.workflows.site_options import SAMPLES
-from tunable_magmax.workflows.site_options import TailorOptions as TailorOptions
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,

@@ -1,4 +1,4 @@
-"""The options of the commands about sites and scores: tailor, prefer, compare, eval, predict.
+"""The options of the commands about runs and sites: tailor, prefer, compare, eval, predict, init.
 
 They stand apart from their workflows, because `tmx --help` reads them and must import next to nothing.
 """
@@ -206,3 +206,32 @@ class PredictOptions:
     top: int = 1
     """Show this many of the likeliest classes."""
     reading: Embedding = Embedding()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class InitOptions:
+    """The options of `tmx init`."""
+
+    base: Path | None = None
+    """The pre-trained checkpoint that training began with."""
+    task: Sequence[str] = ()
+    """A task's checkpoint or LoRA adapter, as NAME=DIR; give one --task for each, in training order. Without NAME= the
+    folder's name is the task's. In the folder of a training, the model saved at its end is taken, else the newest
+    checkpoint-N."""
+    data: Sequence[str] = ()
+    """The data of a task, as NAME=DATA: class folders of images, a .csv or .jsonl of text and label, or parquet. The
+    run gets a profile (label counts, class names, embeddings), and keeps some samples."""
+    eval_data: Sequence[str] = ()
+    """The same, of samples that were not trained on: these are kept then. What they say of a model is not too good."""
+    head: str | None = None
+    """A frozen head over all classes: a head file, class names as cat,dog or a .txt of them, or labelled samples, whose
+    class means are the head."""
+    keep: int | None = None
+    """Samples of each class that the run keeps as files (texts in a CSV, pictures in folders); 0 for none. Default: 20.
+    They never leave the run."""
+    reading: Reading = Reading()
+    overwrite: bool = False
+    """Replace the run.json that is there."""
+    dry_run: bool = False
+    """Read headers and labels only, check everything, and say what would be done."""

@@ -14,7 +14,7 @@ ROWS = [
     *("tsv:auto@1+fit+prior", "tunable:label@matched,compare=active", "tunable:auto@1+fit+prior"),
     *(f"tunable:{source}@0.5" for source in ("label", "auto", "ot", "ot-raw", "cosine", "mmd", "search")),
     *("joint", "joint+prior:auto", "joint+fit+prior:auto", "logistic:auto+prior"),
-    *("tailor:auto,samples=1", "tailor:auto,samples=2"),
+    *("tailor:auto,samples=1", "tailor:auto,samples=2", "tailor:auto,kept=0", "tailor:auto,kept=1"),
 ]
 
 

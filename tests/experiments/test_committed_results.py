@@ -80,7 +80,7 @@ def test_records_are_not_taken_for_those_of_other_settings() -> None:
     there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", rows, "environments.levels=[]"]
     assert missing_jobs(read_experiment(config, there), place) == []
     levels = missing_jobs(read_experiment(config, [*there, "environments.levels=[5]"]), place)
-    assert {(job.kind, job.name) for job in levels} == {("environment", f"M5/{draw}") for draw in VARIANTS}
+    assert {(job.kind, job.name) for job in levels} == {("environment", f"M5/{draw}") for draw in VARIANTS[:3]}
     with pytest.raises(InputError, match=r"train\.lr is 1\.0, there 0\.0001"):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

@@ -319,3 +319,18 @@ def test_too_little_memory(tmp_path) -> None:
     enough = str(error.value).split("give at least ")[1].split(" MiB")[0]
     tmx.merge_checkpoints(base, tasks, tmp_path / "out", method="tsv", memory=f"{enough}MiB")
     tmx.merge_checkpoints(base, tasks, tmp_path / "less", method="tsv", memory="32MiB", exclude=["large"])
+
+
+@pytest.mark.parametrize(("width", "tasks"), [(64, 3), (192, 10), (12, 1)])
+def test_the_root_by_products_is_the_one_by_a_decomposition(width, tasks) -> None:
+    generator = torch.Generator().manual_seed(width)
+    parts = [torch.randn(width, width // tasks, generator=generator).double() for _ in range(tasks)]
+    gram = (factor := torch.cat([torch.linalg.qr(part)[0] for part in parts], dim=1)).mT @ factor
+    root = singular.iterated_inverse_root(gram)
+    assert root is not None
+    torch.testing.assert_close(root @ gram @ root, torch.eye(len(gram), dtype=torch.float64), atol=1e-8, rtol=0)
+
+
+def test_dependent_directions_have_no_root_by_products() -> None:
+    factor = torch.eye(6, dtype=torch.float64)[:, [0, 1, 1]]
+    assert singular.iterated_inverse_root(factor.mT @ factor) is None

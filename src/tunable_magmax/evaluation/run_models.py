@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
 
-MODELS_BESIDE = 3
-"""Models in memory beside base and tasks: the merged vector, the model made of it, and the encoder it is put into."""
+MODELS_BESIDE = 4
+"""Models in memory beside base and tasks: the merged vector, that of tsv, the model made of it, and the encoder."""
 
 
 @dataclass(frozen=True)

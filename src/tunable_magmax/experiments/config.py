@@ -33,7 +33,7 @@ RowName: TypeAlias = Annotated[str, AfterValidator(_row_name)]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The search for preferences: its trials, and the variants of the environments that it is done for."""
+    """The search for preferences: its trials, and the variants of the environments that dear rows are measured in."""
 
     __pydantic_config__ = STRICT
     trials: Count = 50
@@ -72,10 +72,10 @@ class Experiment:
         return [row for row in rows if row.base != "logistic" or find_spec("sklearn") is not None]
 
     def measures(self, row: Row, environment: str) -> bool:
-        """Whether a row is measured in an environment: a search in some draws, fewer samples in mixing ratios only."""
+        """Whether a row is measured in an environment: searches and fewer samples in some draws of mixing ratios."""
         mixture, _, variant = environment.rpartition("/")
-        in_draw = row.preference != "search" or int(variant) in self.search.variants
-        return in_draw and (row.samples is None or mixture in self.environments.ratios)
+        everywhere = row.preference != "search" and not row.has_less
+        return everywhere or (int(variant) in self.search.variants and mixture in self.environments.ratios)
 
     @property
     def tasks(self) -> int:

@@ -24,6 +24,8 @@ PAPER: Mapping[str, tuple[float, ...]] = {
     "D5": (0.6, 0.2, 0.2),
 }
 """The paper's five mixing ratios."""
+LEVEL_DRAWS = 3
+"""Draws of equal shares of so many tasks, as in the paper's figure."""
 
 
 def _must_be(words: str) -> WrapValidator:
@@ -55,10 +57,10 @@ class EnvironmentOptions:
     """Describes environments.
 
     `mixtures`: ratios by name. `levels`: beside them, equal shares of so many tasks, or of `all`; more than there are
-    are left out. `variants`: the seeds of the draws of each. `size`: samples of each, where a task with too few gives
-    all it has; `supply` is the largest size for which every task can satisfy every ratio of the mixtures, at most
-    `most`, and a level that needs more of a task has fewer samples. `meta`: the share of each task's samples that is
-    known, at least one.
+    are left out. `variants`: the seeds of the draws of each; levels have the first three. `size`: samples of each,
+    where a task with too few gives all it has; `supply` is the largest size for which every task can satisfy every
+    ratio of the mixtures, at most `most`, and a level that needs more of a task has fewer samples. `meta`: the share of
+    each task's samples that is known, at least one.
     """
 
     __pydantic_config__ = STRICT
@@ -85,7 +87,11 @@ class EnvironmentOptions:
 
     def names(self, tasks: int) -> list[str]:
         """Returns the names of all environments, in the order in which they are drawn."""
-        return [f"{name}/{variant}" for name in self.all_ratios(tasks) for variant in self.variants]
+        return [f"{name}/{variant}" for name in self.all_ratios(tasks) for variant in self.draws(name)]
+
+    def draws(self, name: str) -> Variants:
+        """Returns the variants of a mixing ratio, or of a level."""
+        return self.variants if name in self.ratios else self.variants[:LEVEL_DRAWS]
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def draw_environments(benchmark: Benchmark, options: EnvironmentOptions) -> list
         _drawn(benchmark, name, ratio, variant, fixed if isinstance(fixed, int) else size, options.meta)
         for name, ratio in ratios.items()
         for size in (min(largest, possible[name]),)
-        for variant in options.variants
+        for variant in options.draws(name)
     ]
 
 

@@ -27,8 +27,8 @@ METHODS = {
     "tsv": "tsv",
 }
 """Merges, by the name they have in tables."""
-SAMPLES = "samples"
-"""The option of rows that know fewer samples of the environment."""
+SAMPLES, KEPT = "samples", "kept"
+"""The options of rows that know fewer samples of the environment, or have fewer kept samples of each class."""
 RECOMMENDED, BY_RULE = "tailor:auto", "tailor:auto+prior"
 """What `tmx tailor` makes by default from unlabelled inputs, with the head fitted to it and with the old one."""
 CHOSEN = "matched"
@@ -89,9 +89,19 @@ class Row:
         return int(self.options[SAMPLES]) if SAMPLES in self.options else None
 
     @property
+    def kept(self) -> int | None:
+        """How many kept samples of each class it has; None: all."""
+        return int(self.options[KEPT]) if KEPT in self.options else None
+
+    @property
+    def has_less(self) -> bool:
+        """Whether it shows what fewer samples give."""
+        return self.samples is not None or self.kept is not None
+
+    @property
     def merge_options(self) -> dict[str, str]:
         """The further options of its merge."""
-        return {key: value for key, value in self.options.items() if key != SAMPLES}
+        return {key: value for key, value in self.options.items() if key not in (SAMPLES, KEPT)}
 
     @classmethod
     def parse(cls, name: str) -> Row:
@@ -130,12 +140,15 @@ class Row:
             yield "the best scale is searched on training data, without a preference"
         if isinstance(scale, str) and re.fullmatch(r"matched|best|[0-9]+(\.[0-9]+)?", scale) is None:
             yield f"the scale {scale!r} is none; give matched, best or a number"
-        allowed = [*(["scope", "compare"] if base == "tunable" else []), *([SAMPLES] if preference is not None else [])]
+        own = {"tunable": ["scope", "compare"], "tailor": [KEPT]}.get(base, [])
+        allowed = [*own, *([SAMPLES] if preference is not None else [])]
         for option in self.options:
             if option not in allowed:
                 yield f"{base} has no option {option!r}{closest(option, allowed)}"
-        if not self.options.get(SAMPLES, "1").isdecimal() or self.samples == 0:
-            yield f"samples is {self.options[SAMPLES]!r}, expected a whole number of at least 1"
+        for name, least in ((SAMPLES, 1), (KEPT, 0)):
+            text = self.options.get(name, "1")
+            if not text.isdecimal() or int(text) < least:
+                yield f"{name} is {text!r}, expected a whole number of at least {least}"
         if fit and not prior:
             yield "a head is fitted for a site: end the name with +fit+prior:auto"
         if prior and self.site is None:

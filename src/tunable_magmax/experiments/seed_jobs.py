@@ -57,7 +57,7 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
 
     Rows with fewer samples come last in each environment, since its samples have the same names on the bench.
     """
-    rows, jobs = sorted(experiment.planned, key=lambda row: row.samples is not None), []
+    rows, jobs = sorted(experiment.planned, key=lambda row: row.has_less), []
     for seed in experiment.seeds:
         jobs.append(Job("sequence", seed, "sequence"))
         jobs += [Job("scale", seed, name) for name in dict.fromkeys(row.base for row in rows if row.scale == "best")]
@@ -228,7 +228,7 @@ class _Seed:
             answers = bench.logistic_logits(str(row.preference)).argmax(axis=1)
             return EnvironmentScore(**about, right=int((answers == trained.rest(environment).labels).sum()))
         if row.base == "tailor":
-            made = bench.tailored(str(row.preference), row.head)
+            made = bench.tailored(str(row.preference), row.head, row.kept)
             about["chosen"] = title_of(trained.bench, made.spec)
             spec = made.spec
             if made.head is not None:

@@ -8,6 +8,7 @@ embeddings of the test and kept samples by models that know nothing of the envir
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -235,7 +236,7 @@ class EnvironmentBench:
     environment: Environment
     _sites: dict[str, EnvironmentSite] = field(default_factory=dict)
     _preferences: dict[str, Preference] = field(default_factory=dict)
-    _material: dict[tuple[str, bool, bool], Material] = field(default_factory=dict)
+    _material: dict[tuple[Any, ...], Material] = field(default_factory=dict)
 
     def __enter__(self) -> EnvironmentBench:
         self._forget()
@@ -298,10 +299,13 @@ class EnvironmentBench:
 
     # -- models and heads --------------------------------------------------------------------------------------------
 
-    def tailored(self, source: str, head: HeadKind) -> Decision:
-        """Returns what `tmx tailor` makes of what a source knows; with the old head unless it is to be fitted."""
+    def tailored(self, source: str, head: HeadKind, most_kept: int | None = None) -> Decision:
+        """Returns what `tmx tailor` makes of what a source knows; with the old head unless it is to be fitted.
+
+        `most_kept`: kept samples of each class that it has, by default all.
+        """
         options = TailorOptions(head="auto" if head == "fitted" else "old", seed=self.shared.seed)
-        material = self._material_of(source, self.shared.trained, options)
+        material = self._material_of(source, self.shared.trained, options, most_kept)
         return decide(self.shared.trained.bench, material, self.preference(source), options)
 
     def head(self, trained: Trained, spec: MergeSpec, head: HeadKind, source: str) -> Linear:
@@ -309,18 +313,21 @@ class EnvironmentBench:
         options = TailorOptions(head="auto" if head == "fitted" else "old")
         return trained.bench.fit(spec, self._material_of(source, trained, options).all).linear
 
-    def _material_of(self, source: str, trained: Trained, options: TailorOptions) -> Material:
+    def _material_of(
+        self, source: str, trained: Trained, options: TailorOptions, most_kept: int | None = None
+    ) -> Material:
         """Returns what heads are fitted to, as `tmx tailor` opens it."""
         joint, fits = trained is not self.shared.trained, fits_heads(trained.bench, options)
-        key = source, joint, fits
+        key = source, joint, fits, most_kept
         if key not in self._material:
+            kept = trained.kept if most_kept is None or trained.kept is None else _fewer(trained.kept, most_kept)
             preference = self.preference(source)
             if joint:  # a run of one task, which the weights of the sequence's tasks do not fit
                 alone = replace(Preference.from_weights([1.0]), prior=preference.prior)
-                self._material[key] = open_material(trained.bench, alone, fits=fits, kept=trained.kept)
+                self._material[key] = open_material(trained.bench, alone, fits=fits, kept=kept)
             else:
                 site = self.site(source)
-                self._material[key] = open_site_material(trained.bench, site, preference, fits=fits, kept=trained.kept)
+                self._material[key] = open_site_material(trained.bench, site, preference, fits=fits, kept=kept)
         return self._material[key]
 
     def best_checkpoint(self) -> int:
@@ -341,3 +348,13 @@ class EnvironmentBench:
         features = unit_rows(self.shared.base_tests[rows])
         logits[:, model.classes_] = model.predict_log_proba(features) - np.log(fitted_shares)
         return logits + np.log(site_shares(self.preference(source), classes))
+
+
+def _fewer(kept: KeptSamples, most: int) -> KeptSamples:
+    """Returns kept samples of which at most so many of each class of a task count; the others' class is unknown."""
+    seen: Counter[tuple[int, int]] = Counter()
+    labels = kept.labels.copy()
+    for k, key in enumerate(zip(kept.tasks, kept.labels.tolist(), strict=True)):
+        seen[key] += 1
+        labels[k] = key[1] if seen[key] <= most else -1
+    return replace(kept, labels=labels)

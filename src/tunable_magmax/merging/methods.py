@@ -77,7 +77,7 @@ class Method:
         self.tasks = tasks
         self.reusable = reusable
         self.kept: dict[tuple[int, int], Any] = {}
-        """What merges of the same checkpoints share, by tensor and task, if the method is `reusable`."""
+        """What merges of the same checkpoints share, by tensor and task (their number: all), if it is `reusable`."""
 
     def compared_and_rows(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         """For the survey: which tasks are compared, and the plane row that marks each one's candidates (-1: none)."""
@@ -314,6 +314,18 @@ class TaskSingularVectors(Average):
         return split(weights, min(shape))
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
+        ranks, latest = self.ranks(shape), (tensor, self.tasks)
+        before: tuple[Any, Tensor | None] = self.kept.get(latest, (None, None))
+        if before[0] == ranks and before[1] is not None:  # a merge with another scale had the same
+            return before[1]
+        merged = self._merged(tensor, shape, ranks, vector)
+        if self.reusable:
+            self.kept[latest] = ranks, merged
+        return merged
+
+    def _merged(
+        self, tensor: int, shape: tuple[int, int], ranks: Sequence[int], vector: Callable[[int], Tensor]
+    ) -> Tensor:
         from tunable_magmax.merging.singular import TaskMatrix, triples_of, united
 
         tall = shape[0] > shape[1]
@@ -327,10 +339,10 @@ class TaskSingularVectors(Average):
                 self.kept[tensor, task] = triples
             return TaskMatrix(matrix, triples, rank)
 
-        made = united((task_matrix(task, rank) for task, rank in enumerate(self.ranks(shape)) if rank), short, long)
+        made = united((task_matrix(task, rank) for task, rank in enumerate(ranks) if rank), short, long)
         if made is None:
             return torch.zeros_like(vector(0))
-        return made.mT if tall else made
+        return (made.mT if tall else made).to(vector(0).dtype)
 
 
 METHODS: dict[str, type[Method]] = {

@@ -17,6 +17,8 @@ ZERO = 1e-6
 DEPENDENT = 1e-10
 """Directions of the concatenated factors count as dependent if their squared length is at most this share of the
 largest: below it, the polar factor would blow up what rounding alone has put there."""
+STEPS, CONVERGED = 28, 1e-9
+"""So many Newton steps reach eigenvalues down to about 1e-8 of the largest, far above `DEPENDENT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,29 @@ def united(parts: Iterable[TaskMatrix], short: int, long: int) -> Tensor | None:
 
 def _inverse_root(factor: Tensor) -> Tensor:
     """Returns (F^T F)^(-1/2) on the directions that are independent, and 0 on the others."""
+    gram = factor.mT @ factor
+    if gram.is_cuda and (root := iterated_inverse_root(gram)) is not None:
+        return root
     squares: Tensor
     vectors: Tensor
-    squares, vectors = torch.linalg.eigh(factor.mT @ factor)
+    squares, vectors = torch.linalg.eigh(gram)
     roots = torch.where(squares > DEPENDENT * squares[-1], squares.clamp(min=DEPENDENT).rsqrt(), 0.0)
     return (vectors * roots) @ vectors.mT
+
+
+def iterated_inverse_root(gram: Tensor) -> Tensor | None:
+    """Returns gram^(-1/2) by products alone, which a GPU does ten times faster than a decomposition.
+
+    None where the steps do not converge, because directions are dependent or nearly so: those need a decomposition.
+    """
+    size = torch.linalg.matrix_norm(gram, float("inf"))  # at least the largest eigenvalue
+    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    product, inverse = gram / size, one
+    for _ in range(STEPS):
+        step = 1.5 * one - 0.5 * (inverse @ product)
+        product, inverse = product @ step, step @ inverse
+    left = (inverse @ product - one).abs().max()
+    return inverse / size.sqrt() if bool(left < CONVERGED) else None
 
 
 def working_bytes(shape: tuple[int, ...], width: int) -> int:

@@ -243,6 +243,8 @@ def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     makes a second module of them.
     """
     module: Any = encoder.module
-    may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
-    tensors = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
-    module.load_state_dict({name: tensors[name] for name in module.state_dict()})
+    own = module.state_dict()
+    if any(name not in state or state[name].shape != tensor.shape for name, tensor in own.items()):
+        may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
+        state = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
+    module.load_state_dict({name: state[name] for name in own})

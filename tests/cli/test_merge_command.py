@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
+from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax
@@ -240,6 +241,26 @@ def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence,
 
 
 # -- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_become_an_adapter(tmx, tmp_path):
+    save_file({"q.weight": torch.zeros(6, 4)}, tmp_path / "base.safetensors")
+    tasks = [
+        save_adapter(tmp_path / str(k), {"q": factors(6, 4, 2, k)}, base_model_name_or_path="org/base") for k in (1, 2)
+    ]
+    arguments = ["--base", tmp_path / "base.safetensors", "--task", tasks[0], "--task", tasks[1], "--adapter", 3]
+    planned = tmx("merge", *arguments, "-o", tmp_path / "out", "--dry-run", "--json")
+    assert json.loads(planned.out)["bytes"] == 4 * 3 * (6 + 4)
+    result = tmx("merge", *arguments, "-o", tmp_path / "out")
+    assert result.code == 0
+    reduced = MergeReport.from_json((tmp_path / "out/tmx-report.json").read_text()).reduced
+    assert f"rank 3; it lacks {reduced['error']:.2%}" in " ".join(result.out.split())
+    assert "library_name: peft" in (tmp_path / "out/README.md").read_text()
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] == "org/base"
+    before = (tmp_path / "out/adapter_model.safetensors").read_bytes()
+    config = [tmp_path / "out/tmx-config.yaml", *arguments[:-2]]
+    assert tmx("merge", *config, "-o", tmp_path / "again").code == 0
+    assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == before
 
 
 def test_exit_codes_and_streams_of_the_process(sequence, tmp_path):

@@ -125,7 +125,8 @@ def _read_config(path: Path) -> AdapterConfig:
 
 # -- the adapter ------------------------------------------------------------------------------------------------------
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What PEFT writes before the names of the adapted modules."""
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save\.[^.]+)(?=\.)")
@@ -140,6 +141,8 @@ class LowRank:
     b: TensorInfo
     scaling: float
     transposed: bool
+    module: str | None
+    """The linear layer or convolution, as the adapter calls it; None: an embedding."""
 
     @property
     def rank(self) -> int:
@@ -214,7 +217,7 @@ class Adapter(Opened):
                     transposed = next(iter(directions), bool(config.fan_in_fan_out))
                     if len(directions) > 1:
                         problems.append(f"{module!r} is square, and {_UNCLEAR}")
-            product = LowRank(a, b, config.scaling(module), transposed)
+            product = LowRank(a, b, config.scaling(module), transposed, module if module in layers else None)
             if (saved := whole.get(target)) is not None and saved.shape != product.shape:
                 problems.append(
                     f"{saved.name!r} has shape {list(saved.shape)}, but the product of its factors "
@@ -373,7 +376,7 @@ def sort_names(stored: Iterable[str]) -> Contents:
     adapters: set[str | None] = set()
     problems: list[str] = []
     for name in stored:
-        plain = name.removeprefix(_PREFIX)
+        plain = name.removeprefix(PREFIX)
         linear, embedding = _LINEAR.fullmatch(plain), _EMBEDDING.fullmatch(plain)
         if factor := linear or embedding:
             adapters.add(factor["adapter"])

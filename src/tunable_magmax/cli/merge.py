@@ -64,6 +64,8 @@ def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
         yield from table(rows)
     if report.leftovers:
         yield f"  {report.leftovers:,} of them ({report.leftovers / total:.2%}) by lottery"
+    if report.reduction:
+        yield f"  {report.reduction}"
     yield from (f"note: {text}" for text in result.lacking)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output as Writer
+from tunable_magmax.engines.adapters import adapter_bytes, write_adapter
 from tunable_magmax.engines.inputs import Inputs, PathLike, file_sources
 from tunable_magmax.engines.log import Log, finished_report, log_of
 from tunable_magmax.engines.outputs import (
@@ -65,6 +66,7 @@ def merge_checkpoints(
     workers: int | None = None,
     ray_address: str | None = None,
     device: str | None = None,
+    adapter: int | None = None,
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
     additions: Additions | None = None,
@@ -79,7 +81,8 @@ def merge_checkpoints(
     may also be a dict by name. Tasks with names may have `weights` and `budget` by name, where a task that is not named
     gets 0.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
-    and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
+    and `threads` are those of each. With `adapter`, a rank, tasks that are LoRA adapters become one of that rank.
+    `notify` is called with notes, such as which files `memory` does not bound.
     `additions` make more files of an output directory, which appear with it and are in the report.
 
     >>> import tempfile, torch
@@ -94,7 +97,7 @@ def merge_checkpoints(
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     tasks, names = named_tasks(tasks, names)
-    read = read_options(len(tasks), **by_task(options, names))
+    read = read_options(len(tasks), adapter=adapter, **by_task(options, names))
     writing = Output(
         "1GiB" if memory is None else memory, threads, "5GB" if shard_size is None else shard_size, overwrite
     )
@@ -148,7 +151,12 @@ def plan_merge(inputs: Inputs, options: Options, writing: Output, place: Place, 
         for name, path, _ in output_companions(inputs):
             check_companion(name, path)
     memory = plan_memory(layout, options, kernels_for(open_device(place.device)), writing.threads, writing.memory_bytes)
-    sizes = tuple(shard.size for shard in expected_shards(layout, options.out_dtype, limit))
+    if options.adapter is not None:
+        if limit is None or place.engine != "local":
+            raise InputError("an adapter is written by this machine, into a directory: give another output or engine")
+        sizes: tuple[int, ...] = (adapter_bytes(inputs, options.adapter),)
+    else:
+        sizes = tuple(shard.size for shard in expected_shards(layout, options.out_dtype, limit))
     if out is not None:
         check_space(out, sum(sizes) + (memory.planes if memory.spill and place.engine == "local" else 0))
     return MergePlan(memory, sizes)
@@ -183,7 +191,8 @@ class ThisProcess:
         with torch.no_grad(), Merge(sources, job.options, kernels_for(self.device), limits) as merge:
             merge.survey()
             merge.decide()
-            return write_weights(merge, job)
+            rank = job.options.adapter
+            return write_weights(merge, job) if rank is None else write_adapter(merge, job, rank)
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def write_sidecars(
         return report
     digests = dict(report.files)
     types = _written_types(report, inputs)
-    for name, path, config_content in output_companions(inputs):
+    for name, path, config_content in output_companions(inputs) if report.reduced is None else ():
         changed = changed_companion(name, path, types[0] if types else None, config_content)
         if name == MODEL_CONFIG and len(types) > 1:
             mixed, loaded = ", ".join(FLOATS[dtype] for dtype in types), FLOATS[types[0]]
@@ -309,11 +309,13 @@ def _number(text: str) -> float | str:
 
 def model_card(report: MergeReport, base: str, config: str, model_config: Mapping[str, Any] | None) -> str:
     """Returns the model card; `model_config` is the output's config.json, if it has one."""
+    reduction = f"It is {report.reduction}.\n\n" if report.reduction else ""
     return (
         f"---\n{_front_matter(report, base, model_config)}---\n"
         f"\n# A merge of {report.tasks} task checkpoints into {base}\n\n"
         f"Made with tunable-magmax, method `{report.method}`.\n\n"
         f"| task | gave |\n| --- | --- |\n{_rows(report)}\n"
+        f"{reduction}"
         f"The configuration that was used (also in `{CONFIG}`; what came out of it is in `{REPORT}`):\n\n"
         f"```yaml\n{config}```\n"
     )
@@ -324,7 +326,9 @@ def _front_matter(report: MergeReport, base: str, model_config: Mapping[str, Any
     front: dict[str, Any] = {}
     named = [report.hub.get("base", base), *(pin for role, pin in report.hub.items() if role != "base")]
     if on_hub := list(dict.fromkeys(name.partition("@")[0] for name in named if "/" in name)):
-        front = {"base_model": on_hub, "base_model_relation": "merge"}
+        front = {"base_model": on_hub, "base_model_relation": "merge" if report.reduced is None else "adapter"}
+    if report.reduced is not None:
+        front["library_name"] = "peft"
     if model_config is not None:
         front["library_name"] = "transformers"
         classes = model_config.get("architectures")

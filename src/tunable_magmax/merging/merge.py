@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.errors import ExactnessError
+from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import (
     Chunk,
     Counts,
@@ -354,12 +354,18 @@ class Merge:
     # -- render -------------------------------------------------------------------------------------------------------
 
     def render(
-        self, into: Callable[[TensorRange], Tensor], places: Sequence[TensorPlace] | None = None
+        self,
+        into: Callable[[TensorRange], Tensor],
+        places: Sequence[TensorPlace] | None = None,
+        steps: bool = False,
     ) -> Iterator[tuple[TensorRange, Tensor]]:
-        """Yields the merged values, range by range in order, each written to the tensor that `into` returns for it."""
+        """Yields the merged values, range by range in order, each written to the tensor that `into` returns for it.
+
+        `steps`: of the values, what they are more than the base's.
+        """
 
         def work(bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts, float]:
-            return self._render_range(bounds, chunk, into(bounds))
+            return self._render_range(bounds, chunk, into(bounds), steps)
 
         def tasks(bounds: TensorRange) -> Collection[int]:
             return () if bounds.place.tensor in self._cached_delta else self._tasks_read(bounds)
@@ -389,7 +395,9 @@ class Merge:
                 finally:
                     del self._cached_delta[place.tensor]
 
-    def _render_range(self, bounds: TensorRange, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
+    def _render_range(
+        self, bounds: TensorRange, chunk: Chunk, out: Tensor, steps: bool
+    ) -> tuple[Tensor, Counts, float]:
         base, counts, square = chunk.base, None, 0.0
         delta = self._cached_delta.get(bounds.place.tensor)
         if delta is not None:
@@ -400,7 +408,7 @@ class Merge:
                 square = self.kernels.square(tau)
         direct = (out.dtype, out.device) == (base.dtype, base.device)
         target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
-        finite = self.kernels.step(base, tau, self.scale, target)
+        finite = self.kernels.step(torch.zeros_like(base) if steps else base, tau, self.scale, target)
         if not direct:
             out.copy_(before_cast(target, out.dtype))
             # Rounding keeps order: all values fit if the smallest and the largest do.
@@ -412,6 +420,8 @@ class Merge:
 
     def values(self) -> dict[str, Tensor]:
         """Returns the merged tensors by name. Call it once: vectors that were kept become the output."""
+        if self.options.adapter is not None:
+            raise InputError(f"adapter is {self.options.adapter}, but tensors in memory are merged into a whole model")
         out: dict[int, Tensor] = {}
         for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])

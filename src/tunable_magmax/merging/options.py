@@ -52,6 +52,8 @@ class Options:
     """Tensors whose names match one of these patterns are copied from the base."""
     fitted_head: FittedTensors | None = None
     """Tensors that take the place of the tasks' own classifiers; of files only."""
+    adapter: int | None = None
+    """Tasks that are LoRA adapters become one of this rank, not a model; of files only."""
 
     @classmethod
     def read(cls, tasks: int, **given: Any) -> Options:
@@ -73,6 +75,7 @@ class Options:
             include=_read_patterns(options["include"], "include"),
             exclude=_read_patterns(options["exclude"], "exclude"),
             fitted_head=_read_fitted(options["fitted_head"]),
+            adapter=_read_rank(options["adapter"]),
         )
 
     def head_weights(self, tasks: int) -> list[float]:
@@ -108,7 +111,7 @@ def takes_options(function: Function) -> Function:
             name, inspect.Parameter.KEYWORD_ONLY, default=float(usual) if isinstance(usual, Fraction) else usual
         )
         for name, usual in DEFAULTS.items()
-        if name != "fitted_head"  # made by workflows, and for files only
+        if name not in ("fitted_head", "adapter")  # for files only
     ]
     first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
     function.__signature__ = own.replace(parameters=kept[:first] + ours + kept[first:])  # type: ignore[attr-defined]
@@ -126,6 +129,12 @@ def _read_fitted(fitted: Any) -> FittedTensors | None:
     if fitted is None or isinstance(fitted, FittedTensors):
         return fitted
     raise InputError(f"fitted_head is {fitted!r}, expected tensors: a report or configuration has their digest alone")
+
+
+def _read_rank(rank: Any) -> int | None:
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+        raise InputError(f"adapter is {rank!r}, expected the rank of an adapter, a whole number of at least 1")
+    return rank
 
 
 def _read_scale(scale: Any) -> float | None:

@@ -135,6 +135,9 @@ class MergeReport:
     """What became of heads that base and tasks do not share; None if there are none."""
     hub: Mapping[str, str] = field(default_factory=dict)
     """Name and commit of the checkpoints that come from the Hugging Face hub, by role: "base", "task 1"."""
+    reduced: Mapping[str, Any] | None = None
+    """Of an output that is a LoRA adapter: its rank, and the share of the step's length that it lacks, of the whole and
+    of the worst matrix. None: the output is a model."""
 
     def __repr__(self) -> str:
         what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
@@ -165,6 +168,17 @@ class MergeReport:
         """What to call the tasks where there is little room: "birds", or "task 1"."""
         return self.labels() if self.names is None else [one_line(name) for name in self.names]
 
+    @property
+    def reduction(self) -> str:
+        """What an output is that is an adapter, and how near it is to the merge; empty of all others."""
+        if self.reduced is None:
+            return ""
+        rank, error, worst_error = (self.reduced[name] for name in ("rank", "error", "worst_error"))
+        return (
+            f"a LoRA adapter of rank {rank}; it lacks {error:.2%} of the merged step's length, at worst "
+            f"{worst_error:.2%}, of {self.reduced['worst']}"
+        )
+
     def to_json(self) -> str:
         """Returns JSON text in a fixed order: equal reports give equal bytes."""
         record = asdict(self)
@@ -176,6 +190,8 @@ class MergeReport:
             del record["heads"]
         if not self.hub:
             del record["hub"]
+        if self.reduced is None:
+            del record["reduced"]
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod
@@ -210,6 +226,8 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
     }
     if options.fitted_head is not None:
         used["fitted_head"] = options.fitted_head.digest
+    if options.adapter is not None:
+        used["adapter"] = options.adapter
     for name in reads:
         value = getattr(options, name)
         if isinstance(value, tuple):

@@ -36,6 +36,8 @@ class MergeOptions:
     merging: Merging = Merging()
     output: Output = Output()
     place: Place = Place()
+    adapter: int | None = None
+    """Write a LoRA adapter of this rank, not a model, where all tasks are LoRA adapters; the report says its error."""
     dry_run: bool = False
     """Read headers only, check everything, and say what would be done."""
 
@@ -64,6 +66,7 @@ def merge(
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
     settings = {**flat(options.output), **flat(options.place)}
+    recipe = recipe.with_options(adapter=options.adapter)
     return merge_recipe(recipe, options.out, notify, progress=progress, **settings)
 
 
@@ -73,7 +76,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     Values are not read, so tensors that no task changed still count as merged here.
     """
     recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
-    return check_recipe(recipe, options.out, options.output, options.place)
+    return check_recipe(recipe.with_options(adapter=options.adapter), options.out, options.output, options.place)
 
 
 def check_recipe(
@@ -97,7 +100,7 @@ def check_recipe(
             "tasks": list(recipe.names or map(str, recipe.tasks)),
             "elements": layout.elements,
             "merged": [tensor.name for tensor in layout.mergeable],
-            "copied": [info.name for info in layout.copied],
+            "copied": [info.name for info in layout.copied if read.adapter is None],
             "budget": None if budget is None else list(budget),
             "bytes": sum(plan.sizes),
             "files": len(plan.sizes),
@@ -122,7 +125,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify | None = None, **sett
 
     arguments = {**recipe.options, "names": recipe.names, **settings}
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
-    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
+    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files and report.reduced is None
     lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
     return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes), lacking)
 

@@ -90,6 +90,12 @@ def verify_checkpoint(
     if tasks and len(tasks) != report.tasks:
         raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
     checks = list(_files(path, report, progress))
+    if report.reduced is not None:
+        if base is not None:
+            raise InputError(
+                f"{path} is an adapter, whose factors no other merge has to the bit: leave out base and tasks"
+            )
+        return Verification(str(path), tuple(checks), False)
     try:
         checkpoint = open_checkpoint(path)
     except InputError as error:

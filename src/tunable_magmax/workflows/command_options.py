@@ -1,4 +1,4 @@
-"""The options of the commands about runs and sites: tailor, prefer, compare, eval, predict, init.
+"""The options of each command; those of merge are in workflows/merge.py.
 
 They stand apart from their workflows, because `tmx --help` reads them and must import next to nothing.
 """
@@ -17,6 +17,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.workflows.options import (
     NO_OPTION,
     SIGNED,
+    Checkpoints,
     Embedding,
     FileOrValue,
     Method,
@@ -29,6 +30,8 @@ from tunable_magmax.workflows.options import (
 
 PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
 SAMPLES = ("inputs", "labels", "labelled")
+SUMMARY = "sweep.json"
+"""The file in a sweep's output that sums it up."""
 
 
 @Parameter(name="*", group=Group("What is known of the site", sort_key=1))
@@ -235,3 +238,72 @@ class InitOptions:
     """Replace the run.json that is there."""
     dry_run: bool = False
     """Read headers and labels only, check everything, and say what would be done."""
+
+
+@Parameter(name="*", group=Group("The points", sort_key=0))
+@dataclass(frozen=True)
+class Route:
+    """The points of a sweep: a line between two preferences, or a list of them."""
+
+    start: Annotated[Numbers, Parameter(name="--from")] = None
+    """Begin the line with these weights, as 1,0,0 or travel=1."""
+    stop: Annotated[Numbers, Parameter(name="--to")] = None
+    """End the line with these weights."""
+    steps: int = 5
+    """Put this many points on the line, both ends included."""
+    preference: Sequence[Path] = ()
+    """Take a point from this preference file, instead of a line; give one --preference for each point."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SweepOptions:
+    """The options of `tmx sweep`."""
+
+    out: Out = None
+    """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
+    route: Route = Route()
+    merging: Method = Method()
+    data: FileOrValue = None
+    """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
+    there is no such file. Needs a RUN_DIR."""
+    overwrite: bool = False
+    """Replace existing outputs."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ConvertOptions:
+    """The options of `tmx convert`."""
+
+    out: Out = None
+    """Where the result goes: a directory, or one file if it ends in .safetensors."""
+    shard_size: str = "5GB"
+    """Write no file of an output directory larger than this."""
+    strip_prefix: str = ""
+    """Take this off the names that begin with it, such as model. where a model with a head meets a bare one."""
+    overwrite: bool = False
+    """Replace an existing output."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PushOptions:
+    """The options of `tmx push`."""
+
+    private: bool = False
+    """Make the repository private, if it is a new one."""
+    dry_run: bool = False
+    """Check the directory and list the files; send nothing."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class InspectOptions:
+    """The options of `tmx inspect`."""
+
+    tensors: bool = False
+    """List all tensors, in file order, not only the largest."""
+    verify: bool = False
+    """Check that a merge is what its report says; with --base and --task merge again and compare every byte."""
+    checkpoints: Checkpoints = Checkpoints()

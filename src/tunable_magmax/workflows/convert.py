@@ -6,35 +6,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cyclopts import Parameter
-
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.companions import (
+    MODEL_CONFIG,
+    changed_companion,
+    check_companion,
+    companion_files,
+    companion_notes,
+    missing_config_note,
+)
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.checkpoints.safetensors_file import INDEX, Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines import settings
+from tunable_magmax.engines.outputs import check_space
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.workflows.options import Out
-
-if TYPE_CHECKING:
-    from tunable_magmax.checkpoints.checkpoint import Checkpoint
-    from tunable_magmax.checkpoints.safetensors_file import Shard
-    from tunable_magmax.checkpoints.writer import Output
-    from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress
 
 _BLOCK = 1 << 20
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class ConvertOptions:
-    """The options of `tmx convert`."""
-
-    out: Out = None
-    """Where the result goes: a directory, or one file if it ends in .safetensors."""
-    shard_size: str = "5GB"
-    """Write no file of an output directory larger than this."""
-    strip_prefix: str = ""
-    """Take this off the names that begin with it, such as model. where a model with a head meets a bare one."""
-    overwrite: bool = False
-    """Replace an existing output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +73,6 @@ def convert_checkpoint(
     >>> load_file(folder / "new.safetensors")
     {'w': tensor([0., 1., 2.])}
     """
-    from tunable_magmax.checkpoints.companions import (
-        MODEL_CONFIG,
-        changed_companion,
-        check_companion,
-        companion_files,
-        companion_notes,
-        missing_config_note,
-    )
-    from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.checkpoints.safetensors_file import plan_shards
-    from tunable_magmax.checkpoints.source import open_checkpoint
-    from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
-    from tunable_magmax.checkpoints.writer import Output
-    from tunable_magmax.engines import settings
-    from tunable_magmax.engines.outputs import check_space
-
     target = Path(out)
     limit = settings.Output(shard_size=shard_size or "5GB").shard_bytes(target)
     single, source = limit is None, located(source)
@@ -153,8 +130,6 @@ def _write(
     progress: Progress | None,
 ) -> dict[str, str]:
     """Writes the shards, and an index if there are several; `stored` maps new names to the checkpoint's."""
-    from tunable_magmax.checkpoints.safetensors_file import INDEX, index_json
-
     total, written = sum(shard.data_size for shard in shards), 0
 
     def data(shard: Shard) -> Iterator[memoryview]:

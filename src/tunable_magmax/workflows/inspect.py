@@ -7,42 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from tunable_magmax.workflows.options import Checkpoints
-
-if TYPE_CHECKING:
-    from tunable_magmax.checkpoints.tensors import TensorInfo
-    from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.checkpoints.adapter import open_stored
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.engines.log import read_report, report_place
+from tunable_magmax.merging.report import MergeReport
 
 # What is shown of a merge's report.
-_SHOWN = (
-    "method",
-    "tasks",
-    "elements",
-    "scale",
-    "seed",
-    "options",
-    "budget",
-    "counts",
-    "leftovers",
-    "copied",
-    "warnings",
-)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class InspectOptions:
-    """The options of `tmx inspect`."""
-
-    tensors: bool = False
-    """List all tensors, in file order, not only the largest."""
-    verify: bool = False
-    """Check that a merge is what its report says; with --base and --task merge again and compare every byte."""
-    checkpoints: Checkpoints = Checkpoints()
+_SHOWN = "method tasks elements scale seed options budget counts leftovers copied warnings".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +101,6 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     >>> inspection.format, inspection.elements, inspection.dtypes()
     ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
     """
-    from tunable_magmax.checkpoints.adapter import open_stored
-    from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
-    from tunable_magmax.engines.log import read_report, report_place
-
     path = located(path)
     adapter = holds_adapter(path)
     with open_stored(path) if adapter else open_checkpoint(path) as checkpoint:

@@ -6,25 +6,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cyclopts import Parameter
-
+from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_folder, is_usual
+from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
+from tunable_magmax.checkpoints.safetensors_file import INDEX
+from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
+from tunable_magmax.workflows.command_options import PushOptions as PushOptions
+from tunable_magmax.workflows.evaluate import HEAD_FILES
+from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 MOST_LISTED = 20
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class PushOptions:
-    """The options of `tmx push`."""
-
-    private: bool = False
-    """Make the repository private, if it is a new one."""
-    dry_run: bool = False
-    """Check the directory and list the files; send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,6 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     accident; so are pickles, which run code where they are loaded, links that lead out of the directory, and unfinished
     outputs.
     """
-    from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
-
     folder = path
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
     if name is None or "/" not in name.repo or "@" in repo:
@@ -84,12 +76,6 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
 
 def _files(folder: Path) -> list[str]:
     """Returns the names of a model's files; everything that prevents a push is one `InputError`."""
-    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
-    from tunable_magmax.checkpoints.safetensors_file import INDEX
-    from tunable_magmax.checkpoints.source import open_checkpoint
-    from tunable_magmax.workflows.evaluate import HEAD_FILES
-    from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
-
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory: give a model's, as tmx merge or tmx tailor writes it")
     if folder.name.endswith(".partial"):
@@ -117,8 +103,6 @@ def _files(folder: Path) -> list[str]:
 
 def _strange(folder: Path, names: Sequence[str], own: Collection[str]) -> Iterator[str]:
     """Yields what is in a directory and must not be published: what is no part of the model, links and pickles."""
-    from tunable_magmax.checkpoints.companions import is_module_folder, is_usual
-
     for name in names:
         file = folder / name
         module = "/" in name and is_module_folder(file.parent)

@@ -8,54 +8,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
-
-from cyclopts import Group, Parameter
+from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.bench import Bench
+from tunable_magmax.evaluation.comparison import sample_weights
+from tunable_magmax.evaluation.run_models import MergeSpec
+from tunable_magmax.files import Progress, write_atomic
+from tunable_magmax.merging.budget import read_weights
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import Run, is_run
+from tunable_magmax.workflows.command_options import SUMMARY, Route
+from tunable_magmax.workflows.command_options import SweepOptions as SweepOptions
+from tunable_magmax.workflows.evaluate import find_head, open_labelled
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.merge import Notify, merge_recipe, read_preference, recipe_of
-from tunable_magmax.workflows.options import FileOrValue, Method, Numbers, Out
+from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.prefer import completed
 
-if TYPE_CHECKING:
-    from tunable_magmax.files import Progress
-    from tunable_magmax.runs.recipe import Recipe
-
-SUMMARY = "sweep.json"
 FACTORS = ("ties", "task_arithmetic")
 """Methods whose weights are factors and mean what they say; those of the others are shares of their sum."""
 Points: TypeAlias = dict[str, tuple[Fraction, ...]]
 """Weights for the tasks in training order, by the name that the output gets."""
-
-
-@Parameter(name="*", group=Group("The points", sort_key=0))
-@dataclass(frozen=True)
-class Route:
-    """The points of a sweep: a line between two preferences, or a list of them."""
-
-    start: Annotated[Numbers, Parameter(name="--from")] = None
-    """Begin the line with these weights, as 1,0,0 or travel=1."""
-    stop: Annotated[Numbers, Parameter(name="--to")] = None
-    """End the line with these weights."""
-    steps: int = 5
-    """Put this many points on the line, both ends included."""
-    preference: Sequence[Path] = ()
-    """Take a point from this preference file, instead of a line; give one --preference for each point."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class SweepOptions:
-    """The options of `tmx sweep`."""
-
-    out: Out = None
-    """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
-    route: Route = Route()
-    merging: Method = Method()
-    data: FileOrValue = None
-    """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
-    there is no such file. Needs a RUN_DIR."""
-    overwrite: bool = False
-    """Replace existing outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,83 +75,61 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     Finished points are not made again. With `data` each point is then merged again in memory, gets the head that
     `tmx tailor` would fit for its weights, and is measured on the samples.
     """
-    from tunable_magmax.files import write_atomic
-
-    recipe, points = _checked(source, options, notify)
-    assert options.out is not None
-    reports = []
-    for name, weights in points.items():
-        merged = recipe.with_options(weights=list(map(str, weights)))
-        reports.append(merge_recipe(merged, options.out / name, overwrite=options.overwrite).report)
-        if progress is not None:
-            progress("merge", len(reports), len(points))
-    made = Sweep(
-        reports[0].method,
-        recipe.named().names or (),
-        reports[0].elements,
-        reports[0].last_length,
-        tuple(
-            SweepPoint(name, tuple(map(str, weights)), each.scale, each.merged_length, each.leftovers, each.counts)
-            for (name, weights), each in zip(points.items(), reports, strict=True)
-        ),
-        tuple(dict.fromkeys(warning for report in reports for warning in report.warnings)),
-    )
-    if options.data is not None:
-        made = _measured(made, points, source, recipe, options.data, progress)
-    write_atomic(options.out / SUMMARY, made.to_json().encode())
-    return made
-
-
-def _checked(source: Path, options: SweepOptions, notify: Notify | None) -> tuple[Recipe, Points]:
-    """Reads what to merge, and the points; refuses what cannot be done before any work."""
-    from tunable_magmax.merging.methods import METHODS
-    from tunable_magmax.runs.run import is_run
-
-    if options.out is None:
+    out = options.out
+    if out is None:
         raise InputError("where should the results go? Give -o OUT, a directory")
-    if options.out.suffix == ".safetensors" or options.out.is_file():
-        raise InputError(f"{options.out}: a sweep's output is a directory with one checkpoint for each point")
+    if out.suffix == ".safetensors" or out.is_file():
+        raise InputError(f"{out}: a sweep's output is a directory with one checkpoint for each point")
     recipe = recipe_of(source, merging=options.merging, notify=notify)
     method = recipe.options.get("method") or "tunable_magmax"
     if method in METHODS and METHODS[method].weights == "refused":
         raise InputError(f"method {method!r} takes no weights, so there is nothing to sweep")
     if options.data is not None and not is_run(source):
         raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")
-    return recipe, _points(options.route, recipe, method in FACTORS, notify)
+    weights_by_name = _points(options.route, recipe, method in FACTORS, notify)
+    reports, points = [], list[SweepPoint]()
+    for name, weights in weights_by_name.items():
+        merged = recipe.with_options(weights=list(map(str, weights)))
+        report = merge_recipe(merged, out / name, overwrite=options.overwrite).report
+        reports.append(report)
+        shown, length = tuple(map(str, weights)), report.merged_length
+        points.append(SweepPoint(name, shown, report.scale, length, report.leftovers, report.counts))
+        if progress is not None:
+            progress("merge", len(reports), len(weights_by_name))
+    samples = None
+    if options.data is not None:
+        scores, samples = _measured(weights_by_name, Run.open(source), method, recipe, options.data, progress)
+        points = [
+            replace(point, accuracy=accuracy, mix=mix) for point, (accuracy, mix) in zip(points, scores, strict=True)
+        ]
+    warnings = tuple(dict.fromkeys(warning for report in reports for warning in report.warnings))
+    first, names = reports[0], recipe.named().names or ()
+    made = Sweep(first.method, names, first.elements, first.last_length, tuple(points), warnings, samples)
+    write_atomic(out / SUMMARY, made.to_json().encode())
+    return made
 
 
 def _measured(
-    made: Sweep, points: Points, run_dir: Path, recipe: Recipe, data: Any, progress: Progress | None
-) -> Sweep:
-    from tunable_magmax.evaluation.bench import Bench
-    from tunable_magmax.evaluation.comparison import sample_weights
-    from tunable_magmax.evaluation.run_models import MergeSpec
-    from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.evaluate import find_head, open_labelled
-    from tunable_magmax.workflows.material import open_material
-    from tunable_magmax.workflows.options import Reading
-    from tunable_magmax.workflows.prefer import completed
-
-    run = Run.open(run_dir)
+    points: Points, run: Run, method: str, recipe: Recipe, data: Any, progress: Progress | None
+) -> tuple[list[tuple[float, float | None]], int]:
+    """Returns accuracy and accuracy on the mix of each point, and the number of samples."""
     test = str(data) == "test" and not Path("test").exists()
     head = find_head(run.base, None, run)
     labelled, _ = open_labelled(None if test else data, head.head, run, Reading())
-    method, scale, seed = (recipe.options.get(name) for name in ("method", "scale", "seed"))
-    measured: list[SweepPoint] = []
-    with Bench(run, head=head.frozen, seed=seed or 0, progress=progress) as bench:
+    scores: list[tuple[float, float | None]] = []
+    with Bench(run, head=head.frozen, seed=recipe.options.get("seed") or 0, progress=progress) as bench:
         samples = bench.open_labelled("sweep", labelled)
-        for weights, point in zip(points.values(), made.points, strict=True):
+        for weights in points.values():
             preference = completed(Preference.from_weights(list(map(float, weights))), run)
-            spec = MergeSpec(method or "tunable_magmax", scale, weights)
-            head_fitted = bench.fit(spec, open_material(bench, preference, fits=bool(bench.views)).all)
-            right = bench.logits(spec, samples, head_fitted.linear).argmax(axis=1) == samples.labels
+            spec = MergeSpec(method, recipe.options.get("scale"), weights)
+            fitted = bench.fit(spec, open_material(bench, preference, fits=bool(bench.views)).all)
+            right = bench.logits(spec, samples, fitted.linear).argmax(axis=1) == samples.labels
             known = bool((samples.tasks >= 0).all())
             mix = float(right @ sample_weights(samples.tasks, preference.weights)) if known else None
-            measured.append(replace(point, accuracy=float(right.mean()), mix=mix))
+            scores.append((float(right.mean()), mix))
             if progress is not None:
-                progress("measure", len(measured), len(points))
-    return replace(made, points=tuple(measured), samples=len(samples))
+                progress("measure", len(scores), len(points))
+    return scores, len(samples)
 
 
 # -- the points -------------------------------------------------------------------------------------------------------
@@ -230,8 +184,6 @@ def listed(weights_by_name: Mapping[str, Sequence[Any]]) -> Points:
 
 
 def _exact(weights: Sequence[Any], what: str) -> tuple[Fraction, ...]:
-    from tunable_magmax.merging.budget import read_weights
-
     try:
         return read_weights(weights, len(weights)) or ()
     except InputError as error:

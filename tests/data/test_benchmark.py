@@ -58,18 +58,11 @@ def test_the_record_is_complete_and_can_be_read(section):
 
 
 def test_all_problems_at_once():
-    section = {
-        "name": "cifar100",
-        "tasks": 0,
-        "order": "random",
-        "split_seed": -1,
-        "taks": 5,
-    }
+    section = {"name": "cifar100", "tasks": 0, "order": "random", "split_seed": -1, "taks": 5}
     with pytest.raises(InputError) as caught:
-        read_section({**section, "taks": 5}, ROOT)
-    for part in ("'taks' (did you mean 'tasks'?)", "'data' is missing", "split_seed is -1"):
+        read_section(section, ROOT)
+    for part in ("'taks' (did you mean 'tasks'?)", "'data' is missing", "split_seed is -1", "order is 'random'"):
         assert part in str(caught.value)
-    assert "order is 'random'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +70,10 @@ def test_all_problems_at_once():
     [
         ({"name": "cifar"}, r"name is 'cifar': .* \(did you mean 'cifar100'\?\)"),
         ({}, "name is None"),
-        ({"name": "images", "data": "x"}, "'tasks' is missing"),
         ({"name": "images", "data": "x", "tasks": True}, "tasks is True"),
         ({"name": "images", "data": "x", "tasks": {"a": []}}, r"tasks is {'a': \[\]}"),
         ({"name": "images", "data": "x", "tasks": {"a": "ant"}}, "tasks is {'a': 'ant'}"),
-        ({"name": "images", "data": 3, "tasks": 1}, "data is 3"),
         ({"name": "images", "data": "x", "tasks": {"a": ["b"]}, "order": {"seed": 1}}, "leave order out"),
-        ({"name": "images", "data": "x", "tasks": 1, "text_column": "a"}, "text_column"),
         ({"name": "glyphs", "tasks": 3, "data": "x"}, "'data'"),
     ],
 )
@@ -169,26 +159,14 @@ def test_named_groups_leave_other_classes_out(tmp_path):
     assert benchmark.train.labels[benchmark.tasks[1].train[0]] == 0
 
 
-def test_held_out_samples(tmp_path):
-    table(tmp_path / "a.jsonl", "abc", each=50)
-    section = {"name": "texts", "data": "a.jsonl", "tasks": 3}
-    for task in opened(tmp_path, **section, holdout=0.25).tasks:
-        assert (len(task.train), len(task.held), set(task.train) & set(task.held)) == (30, 10, set())
-
-
-def test_texts_in_two_files_and_in_one(tmp_path):
-    table(tmp_path / "both" / "train.jsonl", ["b", "a", "c"])
+def test_texts_in_two_files_with_some_held_out(tmp_path):
+    table(tmp_path / "both" / "train.jsonl", ["b", "a", "c"], each=50)
     written(tmp_path / "both" / "test.csv", "text,label\nx,c\ny,a\nz,b\n")
-    benchmark = opened(tmp_path, name="texts", data="both", tasks=3)
+    benchmark = opened(tmp_path, name="texts", data="both", tasks=3, holdout=0.2)
+    for task in benchmark.tasks:
+        assert (len(task.train), len(task.held), set(task.train) & set(task.held)) == (40, 10, set())
     assert (benchmark.classes, benchmark.test.labels) == (("a", "b", "c"), (2, 0, 1))
     assert [list(benchmark.test.load(task.test)) for task in benchmark.tasks] == [["y"], ["z"], ["x"]]
-    table(tmp_path / "one.jsonl", ["b", "a", "c"], each=10)
-    one = opened(tmp_path, name="texts", data="one.jsonl", tasks=1, test_share=0.3)
-    assert (len(one.train), len(one.test)) == (21, 9)
-    assert set(one.train.load(range(21))).isdisjoint(one.test.load(range(9)))
-    rows = [{"text": f"{label} {k}", "label": label} for label in "ab" for k in range(5)]
-    written(tmp_path / "all.json", json.dumps(rows))
-    assert counts(opened(tmp_path, name="texts", data="all.json", tasks=2)) == [(4, 1)] * 2
 
 
 def test_clinc150(tmp_path):
@@ -210,7 +188,6 @@ def test_clinc150(tmp_path):
     [
         ({"name": "images", "data": "a.jsonl", "tasks": 1}, "is of images"),
         ({"name": "texts", "data": "pictures", "tasks": 1}, "is of texts"),
-        ({"name": "clinc150", "data": "pictures", "tasks": 1}, "is of texts"),
         ({"name": "cifar100", "data": "a.jsonl", "tasks": 1}, "not a readable archive"),
         ({"name": "images", "data": "none", "tasks": 1}, "none does not exist"),
         ({"name": "texts", "data": "b.csv", "tasks": 1}, "holds no labels"),
@@ -264,11 +241,7 @@ def test_both_ways_to_name_folders_give_one_benchmark(tmp_path):
     by_id = opened(imagenet_r(tmp_path / "ids", IDS), **section)
     by_name = opened(imagenet_r(tmp_path / "names", IDS.values()), **section)
     assert by_id.classes == by_name.classes == ("Granny_Smith", "cocker_spaniels", "goldfish")
-    assert (
-        by_id.facts["digest"]
-        == by_name.facts["digest"]
-        != opened(tmp_path / "ids", **section, split_seed=1).facts["digest"]
-    )
+    assert by_id.facts["digest"] == by_name.facts["digest"]
     assert (len(by_id.train), len(by_id.test), by_id.facts["split"]) == (24, 6, "drawn from each class")
     images = [image.tobytes() for part in (by_id.train, by_id.test) for image in part.load(range(len(part)))]
     assert len(set(images)) == 30

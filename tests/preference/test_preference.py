@@ -1,10 +1,11 @@
-"""The preference itself: normalisation, refusals, the file."""
+"""The preference itself: normalisation, the alpha schedule, refusals, the file."""
 
 from __future__ import annotations
 
 import json
 import math
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,21 +67,37 @@ def test_bad_weights(weights: object, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_the_papers_equation_by_hand() -> None:
+    # w_t is proportional to alpha^(T - t). alpha = 2, T = 3: 4, 2, 1 over 7; alpha = 0.5: 1, 2, 4 over 7.
+    assert Preference.from_alpha(2, 3).weights == pytest.approx((4 / 7, 2 / 7, 1 / 7), abs=1e-16)
+    assert Preference.from_alpha(0.5, 3).weights == pytest.approx((1 / 7, 2 / 7, 4 / 7), abs=1e-16)
+    assert Preference.from_alpha(1, 4).weights == (0.25,) * 4
+    assert Preference.from_alpha(0, 3).weights == (0, 0, 1)
+    for alpha, tasks in ((-1, 3), (1, 0)):
+        with pytest.raises(InputError, match=f"not {min(alpha, tasks)}"):
+            Preference.from_alpha(alpha, tasks)
+    with pytest.raises(InputError, match="not 0"):
+        Preference.equal(0)
+
+
+@pytest.mark.parametrize("alpha", [2.0, 1e-3, 0.999, 1e300, 5e-324])
+def test_a_thousand_tasks_neither_overflow_nor_lose_the_ratio(alpha: float) -> None:
+    weights = Preference.from_alpha(alpha, 1000).weights
+    assert math.fsum(weights) == pytest.approx(1, abs=1e-15)
+    for earlier, later in pairwise(weights):
+        if min(earlier, later) > 1e-290:
+            assert earlier / later == pytest.approx(alpha, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"wieghts": [1]},
-            "unknown key 'wieghts' (did you mean 'weights'?); known: weights, version, method",
-        ),
+        ({"wieghts": [1]}, "unknown key 'wieghts' (did you mean 'weights'?)"),
         ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
         ({"weights": None}, "weights is None: must be a list"),
         ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),
-        (
-            {"intervals": [[0, 1]]},
-            "intervals must be 2 pairs [low, high], one per task, with 0 <= low <= high <= 1: [(0",
-        ),
-        ({"intervals": [[0, 1], [0.9, 0.1]]}, "one per task, with 0 <= low <= high <= 1: "),
+        ({"intervals": [[0, 1]]}, "intervals must be 2 pairs"),
+        ({"intervals": [[0, 1], [0.9, 0.1]]}, "0 <= low <= high <= 1"),
         ({"tasks": ["a", "a"]}, "tasks must be a list of 2 different names, one for each weight: ['a', 'a']"),
         ({"expected_error": 1.5}, "expected error must lie between 0 and 1, not 1.5"),
     ],

@@ -22,7 +22,7 @@ from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.prepared import prepare
 from tunable_magmax.models.tower import trainable
-from tunable_magmax.training.config import Optimisation, warmup_steps
+from tunable_magmax.training.config import Optimisation
 from tunable_magmax.training.loop import Learner, augment, draw_epoch, learning_rate, train_task
 
 CPU = torch.device("cpu")
@@ -128,9 +128,6 @@ def test_out_of_memory_names_the_batch_size(tmp_path, error):
     assert not encoder.module.training
 
 
-# -- random numbers: they come from seed, task and epoch, and from nothing else ----------------------------------------
-
-
 # -- the learning rate rises, then falls as half a cosine --------------------------------------------------------------
 
 
@@ -144,11 +141,6 @@ def test_rises_to_the_peak_and_never_rises_again(steps, warmup):
     assert all(rate == pytest.approx(0.3 * (k + 1) / warmup) for k, rate in enumerate(rising))
     if falling:
         assert falling[0] == 0.3
-
-
-@pytest.mark.parametrize(("given", "steps"), [(0, 0), (500, 500), (1, 1), (0.25, 50), (0.001, 0)])
-def test_below_one_a_warm_up_is_a_share(given, steps):
-    assert warmup_steps(given, 200) == steps
 
 
 # -- augmented images are what a plain loop over images and pixels gives -----------------------------------------------

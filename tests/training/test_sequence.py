@@ -55,12 +55,6 @@ def made(tmp_path_factory):
     return config, train(config, root / "run")
 
 
-@pytest.fixture
-def copied(made, tmp_path):
-    """A copy of the finished run, to be damaged."""
-    return made[0], shutil.copytree(made[1].path, tmp_path / "run")
-
-
 @pytest.fixture(scope="module")
 def middle(made, tmp_path_factory):
     return stopped(made[0], tmp_path_factory.mktemp("stopped") / "run")
@@ -105,17 +99,8 @@ def test_a_run_is_complete(made):
     ]
     assert record["benchmark"] == config.benchmark.record()
     assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
-    assert sorted(item.name for item in run.path.iterdir()) == [
-        "base",
-        "classifier-head.safetensors",
-        "config.yaml",
-        "kept",
-        "profiles",
-        "run.json",
-        "task-01",
-        "task-02",
-        "training.json",
-    ]
+    names = "base classifier-head.safetensors config.yaml kept profiles run.json task-01 task-02 training.json"
+    assert sorted(item.name for item in run.path.iterdir()) == names.split()
     assert read_config(run.path / "config.yaml").record() == config.record()
     setup = json.loads((run.path / "training.json").read_text())
     assert setup["digests"]["base"] == read_state(run.path / "base")[1]
@@ -128,9 +113,7 @@ def test_a_run_is_complete(made):
 def test_a_text_tower_makes_the_head_and_is_dropped(tmp_path, kind):
     run = train(toy.config(tmp_path, kind, train={"epochs": 1}), tmp_path / "run")
     original = load_file(tmp_path / kind / "model.safetensors")
-    head = load_head(run.path / "classifier-head.safetensors")
-    rows = head.weight / np.linalg.norm(head.weight, axis=1, keepdims=True)
-    cosines = rows @ rows.T
+    cosines = np.corrcoef(load_head(run.path / "classifier-head.safetensors").weight)
     assert (cosines[~np.eye(4, dtype=bool)] < 1 - 1e-4).all()  # the tiny text tower tells the classes apart
     last = load_file(run.path / "task-02" / "model.safetensors")
     assert any(name.startswith("text_model.") for name in original)
@@ -167,27 +150,6 @@ def test_samples_are_kept_of_what_is_held_out(tmp_path, keep, counts):
 # -- going on --------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_that_was_interrupted_is_trained_again(halfway, made):
-    (config, out), run = halfway, made[1]
-    resumed = train(config, out)
-    assert resumed.trained == 1
-    assert toy.differing(out, run.path) == []
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"train": {"lr": 0.5}}, {"benchmark": {"order": "natural"}}])
-def test_a_run_of_another_configuration_is_refused_with_the_difference(copied, made, change):
-    _, out = copied
-    before = toy.contents(out)
-    with pytest.raises(InputError) as caught:
-        train(toy.config(made[0].root, **change), out)
-    assert str(caught.value).splitlines()[1:] in (
-        ["  - seed: 0 there, 1 now"],
-        ["  - train.lr: 0.001 there, 0.5 now"],
-        ["  - benchmark.order: ['card', 'hello', 'pay', 'bill'] there, natural now"],
-    )
-    assert toy.contents(out) == before
-
-
 def test_changed_data_is_refused(tmp_path):
     config = toy.config(tmp_path)
     out = stopped(config, tmp_path / "run", 0)
@@ -204,19 +166,6 @@ def test_a_changed_base_is_refused(halfway):
     tiny.save(tiny.changed(tiny.build("vit")), out / "base")
     with pytest.raises(InputError, match=r"  - digests\.base: sha256:\w+ there, sha256:\w+ now"):
         train(config, out)
-
-
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_foreign_place_is_left_alone(made, tmp_path, kind):
-    out = tmp_path / "mine"
-    if kind == "folder":
-        out.mkdir()
-        (out / "thesis.txt").write_text("!")
-    else:
-        out.write_text("!")
-    with pytest.raises(InputError, match="mine exists and is no training run; choose another directory with -o"):
-        train(made[0], out)
-    assert [path.name for path in tmp_path.rglob("*")] == (["mine", "thesis.txt"] if kind == "folder" else ["mine"])
 
 
 def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
@@ -243,13 +192,6 @@ def test_damaged_files_are_named(halfway, name, content, says):
     config, out = halfway
     (out / name).write_bytes(content)
     with pytest.raises(InputError, match=says):
-        train(config, out)
-
-
-def test_a_checkpoint_that_is_gone_is_missed(halfway):
-    config, out = halfway
-    shutil.rmtree(out / "task-01")
-    with pytest.raises(InputError, match=r"run\.json: .*task-01 is missing; remove .* and train again"):
         train(config, out)
 
 

@@ -237,7 +237,7 @@ def test_refusals(tmp_path):
     run = new_run(tmp_path / "run")
     with pytest.raises(InputError, match="-1"):
         keep_samples(run, 0, numbered(["a"], 2), per_class=-1, source="training")
-    with pytest.raises(InputError, match="no labels"):
+    with pytest.raises(InputError, match="without labels"):
         keep_samples(run, 0, memory_samples(["a"], "text"), source="training")
     for name in ("\ud800", "a\0"):
         with pytest.raises(InputError, match="class"):

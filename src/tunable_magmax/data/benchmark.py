@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import gather, refuse
-from tunable_magmax.data.data_sets import DATA_SETS, DataSet, require_labels
+from tunable_magmax.data.data_sets import DATA_SETS, DataSet
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
 from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.splits import held_out
@@ -113,14 +113,14 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
 def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Samples:
     """Returns the test samples with the training samples' classes, in their order."""
     for samples in (train, test):
-        require_labels(samples)
+        samples.require_labels()
         if samples.kind != data_set.kind:
             raise InputError(
                 f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
                 "choose another name or other data"
             )
     place = {name: k for k, name in enumerate(train.classes)}
-    names = [test.classes[label] for label in require_labels(test)]
+    names = test.label_names()
     unknown = sorted(set(names) - set(place))
     if unknown:
         shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, train.classes)}")
@@ -133,26 +133,26 @@ def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Sample
 
 def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
     """Keeps only samples of the classes in `place`, which maps them to their new indices."""
-    kept = samples.subset([position for position, label in enumerate(samples.labels or ()) if label in place])
+    kept = samples.subset([position for position, label in enumerate(samples.require_labels()) if label in place])
     names = tuple(samples.classes[index] for index in place)
-    return replace(kept, classes=names, labels=tuple(place[label] for label in kept.labels or ()))
+    return replace(kept, classes=names, labels=tuple(place[label] for label in kept.require_labels()))
 
 
 def _task(name: str, classes: tuple[int, ...], train: Samples, test: Samples, data_set: DataSet) -> Task:
     """Returns a task with its samples."""
     wanted = set(classes)
     learned, tested = (
-        [position for position, label in enumerate(samples.labels or ()) if label in wanted]
+        [position for position, label in enumerate(samples.require_labels()) if label in wanted]
         for samples in (train, test)
     )
-    kept, held = held_out(learned, train.labels or (), data_set.holdout, data_set.split_seed)
+    kept, held = held_out(learned, train.require_labels(), data_set.holdout, data_set.split_seed)
     return Task(name, classes, tuple(kept), tuple(tested), tuple(held))
 
 
 def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> list[str]:
     """Refuses classes without training samples and tasks without test samples; returns the classes without any."""
     learned = {index for task in tasks for index in task.classes}
-    empty = some_of(repr(train.classes[index]) for index in sorted(learned - {*(train.labels or ())}))
+    empty = some_of(repr(train.classes[index]) for index in sorted(learned - {*train.require_labels()}))
     if empty:
         raise InputError(
             f"{train.origin}: no training sample of {empty}; add samples, remove the class from the data, or name the "
@@ -164,7 +164,7 @@ def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> li
             f"{test.origin}: no test sample for {some_of(untested, show=repr)} of the {len(tasks)} tasks; "
             "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
         )
-    return [test.classes[index] for index in sorted(learned - {*(test.labels or ())})]
+    return [test.classes[index] for index in sorted(learned - {*test.require_labels()})]
 
 
 def _record(data_set: DataSet, train: Samples, tasks: Sequence[Task]) -> dict[str, Any]:

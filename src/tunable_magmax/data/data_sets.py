@@ -109,7 +109,7 @@ class FileDataSet(DataSet):
         if found is not None:
             return Split(self.read(TRAIN), self.read(found), {"split": "as found", "files": [TRAIN, found]})
         samples = self.read(None)
-        train, test = split_groups(require_labels(samples), self.test_share, self.split_seed)
+        train, test = split_groups(samples.require_labels(), self.test_share, self.split_seed)
         facts = {"split": "drawn from each class", "test_share": self.test_share, "split_seed": self.split_seed}
         return Split(samples.subset(train), samples.subset(test), facts, tuple(test))
 
@@ -227,13 +227,3 @@ def imported(reference: str) -> Callable[..., Any]:
     module, _, name = reference.partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
     return function
-
-
-def require_labels(samples: Samples) -> tuple[int, ...]:
-    """Returns the labels; samples without any are refused."""
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds no labels, which training needs: class folders, or a column named label (or "
-            "give label_column)"
-        )
-    return samples.labels

@@ -57,6 +57,23 @@ class Samples:
             found.update(hashlib.sha256(content).digest())
         return found.hexdigest()
 
+    def require_labels(self) -> tuple[int, ...]:
+        """Returns the labels; samples without any are refused."""
+        if self.labels is None:
+            raise InputError(
+                f"{self.origin} holds inputs without labels: put images into class folders, or add a column 'label' "
+                "(--label-column, or label_column in run.yaml, gives another name)"
+            )
+        return self.labels
+
+    def label_names(self) -> list[str]:
+        """Returns the class name of each sample."""
+        return [self.classes[label] for label in self.require_labels()]
+
+    def present_classes(self) -> list[str]:
+        """Returns the classes that have samples, in their order."""
+        return [self.classes[label] for label in sorted(set(self.require_labels()))]
+
     def subset(self, positions: Sequence[int]) -> Samples:
         """Returns the samples at ascending positions, with the same classes."""
         kept = tuple(positions)

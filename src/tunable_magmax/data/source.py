@@ -51,7 +51,7 @@ def open_labels(path: str | Path | Samples, split: str | None = None, label_colu
         return labels
     if opened.labels is None:
         raise InputError(f"{path} holds inputs without labels; --inputs takes them")
-    return [opened.classes[label] for label in opened.labels]
+    return opened.label_names()
 
 
 def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) -> Samples:
@@ -63,8 +63,7 @@ def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) ->
     if isinstance(source, Samples):
         return source
     samples = open_samples(source)
-    if samples.labels is None:
-        raise InputError(f"{source} holds no labels: add a column 'label', or put images into class folders")
+    samples.require_labels()
     return with_names(samples, [*names.values()]) if names else samples
 
 

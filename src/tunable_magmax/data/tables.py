@@ -89,7 +89,7 @@ class Table:
                 "--label-column; inputs without labels are given with --inputs"
             )
         labelled = self._labelled(text_samples(self.origin, [""] * self.size), column or self.columns[0])
-        return [labelled.classes[label] for label in labelled.labels or ()]
+        return labelled.label_names()
 
     def _column(self, among: Sequence[str], asked: str | None, option: str) -> str | None:
         """Returns the column that was asked for, which must be there."""

@@ -184,7 +184,7 @@ class Bench:
     ) -> BenchData:
         """Decodes samples; those that cannot be read are left out with a warning. `labels`: class names, if known."""
         if labels is None and samples.labels is not None:
-            labels = [samples.classes[label] for label in samples.labels]
+            labels = samples.label_names()
         known = [-1] * len(samples) if labels is None else [self._places.get(str(label), -1) for label in labels]
         prepared = prepare(self.encoder, samples, progress=self.progress)
         kept = list(prepared.positions)

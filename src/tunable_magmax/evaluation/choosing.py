@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from tunable_magmax.data.arrays import Floats
+from tunable_magmax.data.splits import CHOICE_STREAM, drawn
 from tunable_magmax.evaluation.accuracy import Ints
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
-from tunable_magmax.lottery import lottery_state, ticket
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.models.fitting import FittedHead
 
@@ -132,11 +132,8 @@ def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
     known = np.flatnonzero(labels >= 0)
     if len(known) <= most:
         return known.tolist()
-    start = lottery_state(0, 26, 0)
-    members = {
-        int(c): sorted(np.flatnonzero(labels == c).tolist(), key=lambda p: (ticket(start, p), p))
-        for c in np.unique(labels[known])
-    }
+    classes = np.unique(labels[known]).tolist()
+    members = {c: drawn(np.flatnonzero(labels == c).tolist(), 0, CHOICE_STREAM) for c in classes}
     wanted = {c: min(2, len(own)) for c, own in members.items()}
     goal = shares / max(shares[list(members)].sum(), 1e-12) * most
     for _ in range(most - sum(wanted.values())):

@@ -83,11 +83,7 @@ def known_labels(samples: Samples, classes: Sequence[str]) -> tuple[dict[int, in
 
     Labels go by name; if none is a name and all are numbers, they are indices into `classes`.
     """
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds inputs without labels: put images into class folders, or add a column 'label'"
-        )
-    labels = [samples.classes[label] for label in samples.labels]
+    labels = samples.label_names()
     if not labels:
         raise InputError(f"{samples.origin}: holds no samples; give at least one")
     names = by_name(labels, [tuple(classes)], samples.origin)

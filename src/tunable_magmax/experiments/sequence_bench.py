@@ -291,8 +291,7 @@ class EnvironmentBench:
             return SiteSources(weights=[float(t in chosen) for t in range(tasks)])
         part = self.shared.benchmark.test.subset(environment.meta)
         if known == "labels":
-            assert part.labels is not None
-            return SiteSources(labels=as_labels([part.classes[label] for label in part.labels]))
+            return SiteSources(labels=as_labels(part.label_names()))
         if known == "inputs":
             return SiteSources(inputs=replace(part, labels=None, classes=()))
         return SiteSources(labelled=part)

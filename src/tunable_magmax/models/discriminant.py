@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats
-from tunable_magmax.lottery import MASK, lottery_state, ticket
+from tunable_magmax.data.splits import FOLD_STREAM, drawn
 
 FOLDS = 5
 # Embeddings of one input differ by the rounding of float32; a variance below this is none. Rows have length 1.
 NO_VARIANCE = 1e-12
-# A stream of the lottery of its own: merges use 0 to 3, data sets 16 to 18.
-STREAM = 24
 Ints = NDArray[np.int64]
 
 # Of some rows: how much each class counts [classes], the sums of its rows [classes, width], and the rows' scatter about
@@ -117,10 +115,8 @@ def stratified_folds(labels: Ints, seed: int, count: int = FOLDS) -> Ints:
     [1, 0, 1, 0, 2]
     """
     folds = np.empty(len(labels), dtype=np.int64)
-    start = lottery_state(seed & MASK, STREAM, 0)
     order = np.argsort(labels, kind="stable")
     _, sizes = np.unique(labels, return_counts=True)
     for members in np.split(order, np.cumsum(sizes)[:-1]):
-        shuffled = sorted(range(len(members)), key=lambda p: (ticket(start, p), p))
-        folds[members[shuffled]] = np.arange(len(members)) % count
+        folds[members[drawn(range(len(members)), seed, FOLD_STREAM)]] = np.arange(len(members)) % count
     return folds

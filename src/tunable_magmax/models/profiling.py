@@ -8,7 +8,6 @@ import numpy as np
 
 from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_prepared, prepare
@@ -32,18 +31,14 @@ def make_profile(
 
     The base, if given, embeds them too. Samples that cannot be read are left out.
     """
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds no labels, which a profile counts; put images into class folders, or add a column "
-            "'label'"
-        )
+    all_labels = samples.require_labels()
     chosen = choose_rows(len(samples), rows, seed)
     prepared = prepare(encoder, samples, chosen, progress=progress)
     unreadable = set(chosen).difference(prepared.positions)
-    left = [label for position, label in enumerate(samples.labels) if position not in unreadable]
+    left = [label for position, label in enumerate(all_labels) if position not in unreadable]
     based: dict[str, Any] = {}
     if base is not None:
-        labels = np.array([samples.labels[position] for position in prepared.positions])
+        labels = np.array([all_labels[position] for position in prepared.positions])
         features = embed_prepared(base, prepared, batch, progress=progress)
         based = {"base": base.digest, "base_features": features, "row_labels": labels}
     features = embed_prepared(encoder, prepared, batch, progress=progress)

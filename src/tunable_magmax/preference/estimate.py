@@ -35,10 +35,7 @@ def checked_weights(weights: Any) -> tuple[float, ...]:
         raise InputError(f"weights must be a list with one number per task, not {weights!r}")
     numbers = []
     for position, weight in enumerate(weights, start=1):
-        try:
-            number = float("" if isinstance(weight, (str, bytes, bool)) else weight)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
+        number = as_number(weight)
         if not 0 <= number < math.inf:
             raise InputError(f"the weight of task {position} must be a finite number >= 0, not {weight!r}")
         numbers.append(abs(number))
@@ -47,6 +44,18 @@ def checked_weights(weights: Any) -> tuple[float, ...]:
     if not any(numbers):
         raise InputError("all weights are 0: give at least one task a positive weight, or ask for equal weights")
     return tuple(numbers)
+
+
+def as_number(value: Any) -> float:
+    """Returns a number as a float, and NaN, which lies in no range, for anything else.
+
+    >>> as_number(2), as_number("2"), as_number(True)
+    (2.0, nan, nan)
+    """
+    try:
+        return float("" if isinstance(value, (str, bytes, bool)) else value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def alpha_weights(alpha: float, tasks: int) -> tuple[float, ...]:
@@ -61,10 +70,7 @@ def alpha_weights(alpha: float, tasks: int) -> tuple[float, ...]:
     >>> alpha_weights(0, 3)
     (0.0, 0.0, 1.0)
     """
-    try:
-        number = float(alpha)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = as_number(alpha)
     if not 0 <= number < math.inf:
         raise InputError(f"alpha must be a finite number >= 0, not {alpha!r}; 0 gives everything to the last task")
     tasks = task_count(tasks)

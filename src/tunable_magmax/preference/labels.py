@@ -12,6 +12,7 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.preference.estimate import as_number
 
 Class: TypeAlias = int | str
 Similarity: TypeAlias = Literal["inner", "count"]
@@ -88,10 +89,7 @@ def _task_table(counts: Any, task: int) -> dict[Class, float]:
     table: dict[Class, float] = {}
     for key, value in items:
         name = _class(key, f"a class of task {task}")
-        try:
-            count = float(value)
-        except (TypeError, ValueError):
-            count = np.nan
+        count = as_number(value)
         if not 0 <= count < np.inf:
             raise InputError(f"task {task}: the count of class {name!r} must be a number >= 0, not {value!r}")
         if name in table:

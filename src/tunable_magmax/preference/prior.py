@@ -5,13 +5,12 @@ logit_c += log((1 - eps) pi_c + eps / C), where C is the number of the head's cl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.preference.estimate import normalised
+from tunable_magmax.preference.estimate import as_number, normalised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +48,10 @@ class SitePrior:
         except InputError as error:
             raise InputError(f"a prior's shares must be numbers >= 0, not all 0: {error}") from None
         object.__setattr__(self, "shares", dict(zip(self.shares, values, strict=True)))
-        object.__setattr__(self, "eps", read_eps(self.eps))
+        eps = as_number(self.eps)
+        if not 0 < eps <= 1:  # at 0 a class could become impossible
+            raise InputError(f"eps of a prior must be a number above 0 and at most 1, not {self.eps!r}")
+        object.__setattr__(self, "eps", eps)
 
     @classmethod
     def of_tasks(cls, weights: Sequence[float], task_label_counts: Sequence[Any], eps: float = HAND_EPS) -> SitePrior:
@@ -91,14 +93,3 @@ class SitePrior:
             )
         logs: NDArray[np.float32] = np.log((1 - self.eps) * shares / shares.sum() + self.eps / len(classes))
         return logs.astype(np.float32)
-
-
-def read_eps(eps: Any) -> float:
-    """Returns `eps` as a float above 0 and at most 1; at 0 a class could become impossible."""
-    try:
-        number = float(eps)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(eps, bool) or not 0 < number <= 1:
-        raise InputError(f"eps of a prior must be a number above 0 and at most 1, not {eps!r}")
-    return number

@@ -22,6 +22,7 @@ from typing import Any
 
 from tunable_magmax.data.images import open_image_files, pillow
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples, warn_unreadable
+from tunable_magmax.data.splits import KEPT_STREAM, drawn
 from tunable_magmax.data.tables import csv_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (
@@ -32,7 +33,6 @@ from tunable_magmax.files import (
     write_atomic,
     write_folder,
 )
-from tunable_magmax.lottery import MASK, lottery_state, ticket
 from tunable_magmax.runs.run import KEPT, Evidence, KeptEntry, Run, file_name
 
 KEEP = 20
@@ -40,8 +40,6 @@ KEEP = 20
 KEPT_BYTES = 256 << 20
 """The most bytes that the kept samples of a run may take; each task gets an equal share."""
 INDEX = "labels.csv"
-# A stream of the lottery: merges use 0 to 3, splits 16 to 19.
-STREAM = 20
 # Names of folders that no system refuses and no two of which are the same anywhere; others are numbered.
 _PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)$)[A-Za-z0-9][A-Za-z0-9 _-]{0,59}(?<! )", re.IGNORECASE)
 
@@ -91,8 +89,7 @@ def write_kept(
         raise InputError(f"--keep is {per_class}: give a number of samples of each class, 0 to keep none")
     if per_class == 0:
         return None
-    if samples.labels is None:
-        raise InputError(f"{samples.origin} holds no labels, so no samples of each class can be kept of it")
+    samples.require_labels()
     for name in samples.classes:
         try:
             refuse_half_characters(name.replace("\0", "\ud800"))
@@ -101,22 +98,22 @@ def write_kept(
     others = [entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task]
     left = KEPT_BYTES - sum(entry.bytes for entry in others if entry is not None)
     bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.record.planned_tasks or 0), left))
-    drawn, fitting = _drawn(samples, per_class, bound, size, seed)
-    if not drawn:
+    chosen, fitting = _chosen(samples, per_class, bound, size, seed)
+    if not chosen:
         warnings.warn(
             f"{samples.origin}: no sample of {task} is kept, because one of each class takes more than the "
             f"{show_size(bound)} that are left for it",
             stacklevel=3,
         )
         return None
-    names = tuple(samples.classes[label] for label in sorted(set(samples.labels)))
+    names = tuple(samples.present_classes())
     if samples.kind == "text":
         files: dict[str, bytes] = {}
-        index = _table([("text", "label"), *((content.decode(), samples.classes[label]) for label, content in drawn)])
+        index = _table([("text", "label"), *((content.decode(), samples.classes[label]) for label, content in chosen)])
     else:
         folders, counts = dict(zip(names, _folders(names), strict=True)), Counter[str]()
         files, rows = {}, []
-        for label, content in drawn:
+        for label, content in chosen:
             name = samples.classes[label]
             counts[name] += 1
             file = f"{folders[name]}/{counts[name]}.png"
@@ -127,18 +124,17 @@ def write_kept(
     path = f"{KEPT}/{file_name(task)}-{digest[:8]}" + (".csv" if samples.kind == "text" else "")
     _put(run.path / path, index, files)
     stored = sum(map(len, files.values())) or len(index)
-    return KeptEntry(path, samples.kind, source, len(drawn), fitting, per_class, stored, names, digest)
+    return KeptEntry(path, samples.kind, source, len(chosen), fitting, per_class, stored, names, digest)
 
 
-def _drawn(
+def _chosen(
     samples: Samples, per_class: int, bound: int, size: tuple[int, int] | None, seed: int
 ) -> tuple[list[tuple[int, bytes]], int]:
     """Draws and encodes samples of each class that take at most `bound` bytes; also returns how many of a class fit."""
     waiting: dict[int, list[int]] = defaultdict(list)
-    state = lottery_state(seed & MASK, STREAM, 0)
-    ranks = {p: rank for rank, p in enumerate(sorted(range(len(samples)), key=lambda p: (ticket(state, p), p)))}
+    ranks = {p: rank for rank, p in enumerate(drawn(range(len(samples)), seed, KEPT_STREAM))}
     for position in reversed(ranks):
-        waiting[(samples.labels or ())[position]].append(position)
+        waiting[samples.require_labels()[position]].append(position)
     held: dict[int, dict[int, bytes]] = {label: {} for label in sorted(waiting)}  # by class and place in the draw
     failed: dict[int, Unreadable] = {}
     seen: set[bytes] = set()

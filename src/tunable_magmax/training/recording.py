@@ -280,11 +280,10 @@ def _record_data(
     held = None if eval_data is None else open_labelled(eval_data, names, processor)
     samples = held if data is None else open_labelled(data, names, processor)
     assert samples is not None
-    assert samples.labels is not None
     if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):
         names = {**names, **_voted(checkpoint, run.base, samples)}
     kept = profile_task(run, task, encoder, base, samples, held, keep=keep)
-    return names, [samples.classes[k] for k in sorted(set(samples.labels))], kept
+    return names, samples.present_classes(), kept
 
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:

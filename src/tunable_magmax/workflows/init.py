@@ -370,10 +370,7 @@ def _read_data(
 
 def _labelled(place: Path, reading: Reading) -> Samples:
     samples = reading.open(place)
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds no labels: put images into class folders, or name the column with --label-column"
-        )
+    samples.require_labels()
     return samples
 
 
@@ -417,7 +414,7 @@ def _nameless(
     for name, samples in [*data.items(), *others_held]:
         if (rows := labels[name]) is None:
             continue
-        present = by_name(_present(samples), [rows], samples.origin)
+        present = by_name(samples.present_classes(), [rows], samples.origin)
         unknown = [label for label in present if label not in rows]
         others = [other for other, theirs in labels.items() if other != name and set(present) <= {*(theirs or ())}]
         if are_generic(rows):
@@ -430,7 +427,7 @@ def _nameless(
                 f"checkpoint has {some_of(rows, show=repr)} (id2label of its config.json). Give the data of {name}, "
                 "or write the labels as the checkpoint has them"
             )
-    known = {name: _present(data[name]) for name in nameless}
+    known = {name: data[name].present_classes() for name in nameless}
     for name, rows in nameless.items():
         same = [other for other in tasks if merged[other] == merged[name] and known.get(other) != known[name]]
         if len(known[name]) != len(rows):
@@ -444,27 +441,22 @@ def _nameless(
 
 
 def _unclear(samples: Samples, checkpoint: Path, rows: Sequence[str]) -> str:
-    labels, config = some_of(_present(samples), show=repr), checkpoint / "config.json"
+    labels, config = some_of(samples.present_classes(), show=repr), checkpoint / "config.json"
     return (
         f"{samples.origin}: which of its labels {labels} is which class of a classifier that calls them "
         f"{some_of(rows)}? Write their names into id2label of {config}, in the order that training had them"
     )
 
 
-def _present(samples: Samples) -> list[str]:
-    """Returns the classes that have samples."""
-    return [samples.classes[label] for label in sorted(set(samples.labels or ()))]
-
-
 def _by_prediction(name: str, rows: Sequence[str], inputs: InitInputs, device: str | None) -> dict[str, str]:
     """Returns what a merge calls the classes of a classifier without names, if it predicts them in order."""
     samples, checkpoint = inputs.data[name], inputs.tasks[name]
-    assert samples.labels is not None
-    chosen = limited(range(len(samples)), samples.labels, TRIED, 0)
+    labels = samples.require_labels()
+    chosen = limited(range(len(samples)), labels, TRIED, 0)
     votes = count_answers(load_builtin(checkpoint, device, assets=inputs.base), samples, chosen)
-    votes = votes[sorted(set(samples.labels))]
+    votes = votes[sorted(set(labels))]
     certain = bool((votes.argmax(axis=1) == np.arange(len(votes))).all())
     if not certain or float(np.trace(votes)) < AGREEMENT * float(votes.sum()):
         raise InputError(f"{_unclear(samples, checkpoint, rows)}. Its predictions do not show it")
     merged = task_labels(inputs.base, list(inputs.tasks.values()))[list(inputs.tasks).index(name)]
-    return dict(zip(_present(samples), merged or rows, strict=True))
+    return dict(zip(samples.present_classes(), merged or rows, strict=True))

@@ -62,9 +62,8 @@ class KeptSamples:
             return None
         names: list[str] = []
         for t, samples in parts.items():
-            assert samples.labels is not None
             classes = classes_in_run(run, t, samples)
-            names += [classes[label] for label in samples.labels]
+            names += [classes[label] for label in samples.require_labels()]
         place = {name: index for index, name in enumerate(bench.classes)}
         labels = np.array([place.get(name, -1) for name in names], dtype=np.int64)
         tasks = tuple(t for t, samples in parts.items() for _ in range(len(samples)))
@@ -184,7 +183,7 @@ def open_site_material(
     if site.sources.labelled is not None:
         samples = site.open_samples("labelled")
         home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
-        names = [samples.classes[label] for label in samples.labels or ()]
+        names = samples.label_names()
         labelled = bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
     has_rows = all(profile is not None and profile.base_features is not None for profile in bench.run.profiles)
     given = next((name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None), None)

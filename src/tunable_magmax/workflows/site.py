@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
@@ -55,11 +55,8 @@ class Site:
         """Opens the samples called `inputs` or `labelled`, at most so many as are to be read."""
         source = getattr(self.sources, name)
         samples = self.reading.open(source)
-        if name == "labelled" and samples.labels is None:
-            raise InputError(
-                f"{source} holds inputs without labels: put images into class folders, add a column 'label', or give "
-                "it as inputs"
-            )
+        if name == "labelled":
+            samples.require_labels()
         most = self.reading.max_samples or MOST_INPUTS
         return samples if len(samples) <= most else samples.subset(choose_rows(len(samples), most, self.seed))
 

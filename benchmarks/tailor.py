@@ -119,9 +119,8 @@ def main() -> int:
     parser.add_argument("--method", default="tunable_magmax")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
-    from tunable_magmax.workflows.options import Reading
-    from tunable_magmax.workflows.site import SiteSources
-    from tunable_magmax.workflows.tailor import TailorOptions, tailor
+    from tunable_magmax.workflows.options import Reading, SiteSources, TailorOptions
+    from tunable_magmax.workflows.tailor import tailor
 
     with tempfile.TemporaryDirectory(prefix="tmx-tailor-", dir=arguments.folder) as place:
         folder = Path(place)

@@ -54,7 +54,7 @@ def write_run(sequence, names=("cats", "dogs", "birds")):
 def test_checkpoints_by_option(tmx, sequence, tmp_path):
     weights = ["--weights", "3,1,0", "--scale", "-0.5", "--seed", 7]
     result = tmx("merge", *sequence.arguments, *weights, "-o", tmp_path / "out")
-    assert (result.code, result.err.count("\n")) == (0, 0)
+    assert result.code == 0
     expected = merged(sequence, weights=[3, 1, 0], scale=-0.5, seed=7)
     assert_equal(tmp_path / "out/model.safetensors", expected.state_dict)
     assert expected.report.counts is not None
@@ -236,8 +236,8 @@ def test_all_problems_of_an_input_are_in_the_json(tmx, sequence, tmp_path):
 
 
 def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence, tmp_path):
-    assert "config.json" in tmx("merge", *sequence.arguments, "-o", tmp_path / "a").out
-    assert "config.json" not in tmx("merge", *sequence.arguments, "-o", tmp_path / "b.safetensors").out
+    assert "config.json" in tmx("merge", *sequence.arguments, "-o", tmp_path / "a").err
+    assert "config.json" not in tmx("merge", *sequence.arguments, "-o", tmp_path / "b.safetensors").err
 
 
 # -- the process ------------------------------------------------------------------------------------------------------
@@ -265,7 +265,16 @@ def test_adapters_become_an_adapter(tmx, tmp_path):
 
 def test_exit_codes_and_streams_of_the_process(sequence, tmp_path):
     def process(*more):
-        command = [sys.executable, "-m", "tunable_magmax", "merge", *sequence.arguments, "-o", tmp_path / "out", *more]
+        command = [
+            sys.executable,
+            "-m",
+            "tunable_magmax",
+            "merge",
+            *sequence.arguments,
+            "-o",
+            tmp_path / "out.safetensors",
+            *more,
+        ]
         return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
 
     good = process("--json")

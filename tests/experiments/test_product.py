@@ -17,10 +17,9 @@ from tunable_magmax.experiments.records import read_records
 from tunable_magmax.experiments.reproduce import reproduce
 from tunable_magmax.experiments.sequence_bench import EnvironmentBench, SequenceBench
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferOptions, prefer
-from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources, TailorOptions
+from tunable_magmax.workflows.prefer import prefer
+from tunable_magmax.workflows.tailor import tailor
 
 pytestmark = pytest.mark.filterwarnings("ignore:transport did not converge")  # of so few features
 CPU = Reading(device="cpu")

@@ -26,7 +26,7 @@ from tunable_magmax.cli.app import app
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import TmxError
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.shares import SitePrior
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 

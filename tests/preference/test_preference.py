@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.shares import SitePrior
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

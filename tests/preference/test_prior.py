@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.shares import SitePrior
 
 TASKS = [{"cat": 6, "dog": 2}, {"car": 5, "bus": 5}, {"cat": 1, "tree": 3}]
 

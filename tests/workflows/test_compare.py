@@ -25,12 +25,12 @@ from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.compare import CompareOptions, compared_rows, least_samples
 from tunable_magmax.workflows.compare import compare as compare_models
+from tunable_magmax.workflows.compare import compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.init import InitOptions, init_run
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.options import CompareOptions, InitOptions, Reading, TailorOptions
+from tunable_magmax.workflows.tailor import tailor
 
 CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]

@@ -19,10 +19,10 @@ from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.init import InitOptions, init_run
-from tunable_magmax.workflows.prefer import PreferOptions, prefer
-from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.options import InitOptions, PreferOptions, SiteSources, TailorOptions
+from tunable_magmax.workflows.prefer import prefer
+from tunable_magmax.workflows.tailor import tailor
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend

@@ -21,9 +21,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.workflows.command_options import PredictOptions
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.options import Reading, from_flat
+from tunable_magmax.workflows.options import PredictOptions, Reading, from_flat
 from tunable_magmax.workflows.predict import Prediction, Predictions, load_classifier, predict
 
 CPU = PredictOptions(reading=Reading(device="cpu"))

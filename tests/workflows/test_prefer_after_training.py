@@ -15,9 +15,8 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferOptions, prefer
-from tunable_magmax.workflows.site import SiteSources
+from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources
+from tunable_magmax.workflows.prefer import prefer
 
 
 @pytest.mark.filterwarnings("ignore")

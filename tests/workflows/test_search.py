@@ -15,9 +15,9 @@ import builtin_run
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.prefer import PATIENCE, search, search_preference
-from tunable_magmax.workflows.site import Site, SiteSources
+from tunable_magmax.workflows.site import Site
 
 
 def found_for(run, labelled, trials=100, max_samples=None, progress=None, seed=0):

@@ -12,8 +12,8 @@ from tunable_magmax import InputError, Preference
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.options import from_flat
-from tunable_magmax.workflows.sweep import Sweep, SweepOptions, line, listed, sweep
+from tunable_magmax.workflows.options import SweepOptions, from_flat
+from tunable_magmax.workflows.sweep import Sweep, line, listed, sweep
 
 
 @pytest.fixture

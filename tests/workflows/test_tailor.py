@@ -28,11 +28,10 @@ from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.init import InitOptions, init_run
+from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
-from tunable_magmax.workflows.options import from_flat
-from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.options import InitOptions, SiteSources, TailorOptions, from_flat
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import (
     HeadRecord,
     MergeRecord,
@@ -182,7 +181,7 @@ import os, torch
 from pathlib import Path
 from tunable_magmax.workflows import tailor
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.site import SiteSources
+from tunable_magmax.workflows.options import SiteSources
 torch.set_num_threads(1)
 tailor.{moment} = lambda *given, **more: os._exit(9)
 sources = SiteSources(inputs=Path({str(site[0].inputs)!r}))

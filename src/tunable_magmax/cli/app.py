@@ -2,14 +2,13 @@
 
 How a command is made, with `merge` as the example:
 
-1. Its workflow, workflows/merge.py, declares the options as one frozen dataclass, `MergeOptions`: a field with a
-   default and a docstring for each option, and groups that commands share (`Weighting`, `Output`, `Reading`, ... of
-   workflows/options.py) as nested fields. A decorator `@Parameter(name="*")` makes fields options without a prefix; a
-   `Parameter` in a field's annotation gives another name or a parser (`Out`, `Numbers`, `FileOrValue`). Nothing heavy
-   is imported at the top of such a module: `tmx --help` imports all of them.
-2. The workflow is a function of what the command is about, the options, `progress` and `notify`: `merge(source,
-   options, progress, notify)`. It returns a typed record. With `options.dry_run`, the command calls the function that
-   checks everything and returns facts as a dict.
+1. Its options are one frozen dataclass of workflows/options.py, `MergeOptions`: a field with a default and a docstring
+   for each option, and groups that commands share (`Weighting`, `Output`, `Reading`, ...) as nested fields. A decorator
+   `@Parameter(name="*")` makes fields options without a prefix; a `Parameter` in a field's annotation gives another
+   name or a parser (`Out`, `Numbers`, `FileOrValue`). Nothing heavy is imported there: `tmx --help` reads it.
+2. The workflow, in workflows/merge.py, is a function of what the command is about, the options, `progress` and
+   `notify`: `merge(source, options, progress, notify)`. It returns a typed record. With `options.dry_run`, the command
+   calls the function that checks everything and returns facts as a dict.
 3. The command, cli/merge.py, is a function of the same name: positional arguments, then `options: MergeOptions =
    MergeOptions()`. It calls the workflow inside `working()`, which shows progress and warnings, and ends with
    `show_result(record, lines)`. --json, --quiet and --debug belong to the program, and no command declares them.
@@ -23,16 +22,19 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import DefaultFormatter, HelpPanel
 
-from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
 from tunable_magmax.cli.terminal import Screen, hush, on_screen, open_closed_streams, show, tell, unprintable
 from tunable_magmax.errors import InputError, StorageError, TmxError
 from tunable_magmax.files import remedy
@@ -199,3 +201,80 @@ def _run(tokens: Sequence[str], flags: set[str]) -> int:
         if refused is not None:
             return fail("MemoryError", refused, 1)
         return fail(kind, f"{kind}: {error}\nThis should not happen; --debug shows where.", 1)
+
+
+# -- how the program stops --------------------------------------------------------------------------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal asked the program to stop; `number` is that signal's. Work stops as for Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP stop the work as Ctrl-C does, and a second signal end the process without a word.
+
+    Signals that are ignored, as by nohup, stay so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there may handlers be set
+        return
+    owner = os.getpid()
+    seen: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked process is ended by others, and has nothing to say
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        raise StoppedError(number)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number, handler in before.items():
+            if handler in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, stop)
+        yield
+    finally:
+        if not seen:  # else the next one shall end the process, also while Python itself is ending
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def stop_message(error: KeyboardInterrupt) -> tuple[str, int]:
+    """Returns what to say of a stop, and the exit code that shells know it by: 128 and the number of the signal."""
+    number = getattr(error, "number", int(signal.SIGINT))
+    cause = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    return str(error) or f"{cause}; finished work is kept, run the same command again to go on", 128 + number
+
+
+_REFUSED = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "failed to map segment")
+_WANTED = re.compile(r"(?:[Uu]nable to|tried to) allocate ([\d.]+ \w+)")
+
+
+def memory_message(error: Exception) -> str | None:
+    """Returns what to say where the system refused memory; None of any other error.
+
+    >>> memory_message(RuntimeError("can't allocate memory: you tried to allocate 4000 bytes. Error code 12"))
+    'the system refused memory (4000 bytes more were wanted): ...'
+    >>> memory_message(RuntimeError("no such layer"))
+    """
+    text, cause = str(error), error.__cause__ or error.__context__
+    refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not refused and not any(words in text for words in _REFUSED):
+        return memory_message(cause) if isinstance(cause, Exception) else None
+    wanted = _WANTED.search(text)
+    more = f" ({wanted[1]} more were wanted)" if wanted else ""
+    return (
+        f"the system refused memory{more}: end other programs or raise the limit (ulimit -v); for commands that merge, "
+        "give less than there is as --memory, such as --memory 1GiB"
+    )

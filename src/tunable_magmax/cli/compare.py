@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import given_warnings, screen_width, show_result, table, working
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import CompareOptions
+from tunable_magmax.workflows.options import CompareOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.compare import Comparison, Row

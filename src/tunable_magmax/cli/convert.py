@@ -8,8 +8,7 @@ from tunable_magmax.cli.terminal import show_result, working
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import ConvertOptions
-from tunable_magmax.workflows.options import flat
+from tunable_magmax.workflows.options import ConvertOptions, flat
 
 
 def convert(source: Path, /, *, options: ConvertOptions = ConvertOptions()) -> None:

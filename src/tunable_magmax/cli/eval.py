@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import EvalOptions
+from tunable_magmax.workflows.options import EvalOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share

@@ -11,7 +11,7 @@ from tunable_magmax.cli.terminal import show_result, table, tell, working
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import InspectOptions
+from tunable_magmax.workflows.options import InspectOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.tensors import TensorInfo

@@ -11,7 +11,7 @@ from tunable_magmax.cli.terminal import note, show_result, table, warn, working
 from tunable_magmax.errors import some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.merge import MergeOptions
+from tunable_magmax.workflows.options import MergeOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.merge import MergeResult
@@ -45,7 +45,7 @@ def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions
     for warning in report.warnings:
         warn(warning)
     # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
-    record = replace(report, warnings=(*report.warnings, *result.notes, *result.lacking))
+    record = replace(report, warnings=(*report.warnings, *result.notes))
     show_result(record.to_json(), _summary(result, options))
 
 
@@ -66,7 +66,6 @@ def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
         yield f"  {report.leftovers:,} of them ({report.leftovers / total:.2%}) by lottery"
     if report.reduction:
         yield f"  {report.reduction}"
-    yield from (f"note: {text}" for text in result.lacking)
 
 
 def fact_lines(facts: dict[str, Any]) -> Iterator[str]:

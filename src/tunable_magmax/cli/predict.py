@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.errors import shortened, some_of
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import PredictOptions
+from tunable_magmax.workflows.options import PredictOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import Predictions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import PreferOptions
+from tunable_magmax.workflows.options import PreferOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference

@@ -8,7 +8,7 @@ from pathlib import Path
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import PushOptions
+from tunable_magmax.workflows.options import PushOptions
 
 
 def push(model: Path, repo: str, /, *, options: PushOptions = PushOptions()) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working
 from tunable_magmax.errors import one_line
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import SUMMARY, SweepOptions
+from tunable_magmax.workflows.options import SUMMARY, SweepOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.sweep import Sweep

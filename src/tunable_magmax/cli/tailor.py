@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import show_result, warn, working
 from tunable_magmax.files import show_size
-from tunable_magmax.workflows.command_options import TailorOptions
+from tunable_magmax.workflows.options import TailorOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.tailored import Tailored

@@ -36,11 +36,10 @@ from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.material import KeptSamples, Material, open_material, open_site_material, site_shares
-from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.prefer import PreferOptions, completed, find_preference, search_preference
-from tunable_magmax.workflows.site import Site, SiteSources
-from tunable_magmax.workflows.tailor import Decision, TailorOptions, decide, fits_heads
+from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources, TailorOptions
+from tunable_magmax.workflows.prefer import completed, find_preference, search_preference
+from tunable_magmax.workflows.site import KeptSamples, Material, Site, open_material, open_site_material, site_shares
+from tunable_magmax.workflows.tailor import Decision, decide, fits_heads
 
 BATCH = 512
 KNOWN = MappingProxyType({"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"})

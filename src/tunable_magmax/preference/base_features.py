@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Floats, Matrix, choose_rows, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
-from tunable_magmax.preference.distances import require_one_width, task_matrices
-from tunable_magmax.preference.estimate import JSON
-from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.mixture import Groups
+from tunable_magmax.preference.shares import JSON
 
 # A sample that is impossible under every task that is left says nothing, rather than dividing by 0.
 TINY_LIKELIHOOD = 1e-12
@@ -196,6 +194,9 @@ def farthest(fitted: TaskProbe, weights: Floats) -> float:
 def _checked(
     task_features: Sequence[Any], task_labels: Sequence[Any], site_features: Any
 ) -> tuple[list[Matrix], list[list[Any]], Matrix]:
+    from tunable_magmax.preference.distances import require_one_width, task_matrices
+    from tunable_magmax.preference.labels import plain_list
+
     tasks = task_matrices(task_features, "base features")
     site = feature_matrix(site_features, "base features of the site")
     lists = plain_list(task_labels, "task_labels")

@@ -12,7 +12,7 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError, shortened, some_of
-from tunable_magmax.preference.estimate import as_number
+from tunable_magmax.preference.shares import as_number
 
 Class: TypeAlias = int | str
 Similarity: TypeAlias = Literal["inner", "count"]

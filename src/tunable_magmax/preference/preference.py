@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_whole, write_atomic
 from tunable_magmax.merging.budget import in_order
-from tunable_magmax.preference.estimate import JSON, Intervals, alpha_weights, checked_weights, normalised, task_count
-from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior
+from tunable_magmax.preference.shares import (
+    HAND_EPS,
+    JSON,
+    LEAST_EPS,
+    Intervals,
+    PriorSource,
+    SitePrior,
+    alpha_weights,
+    checked_weights,
+    normalised,
+    task_count,
+)
 from tunable_magmax.showing import data_frame, html_table, plural, shown_shares
 
 if TYPE_CHECKING:
@@ -376,6 +386,22 @@ class Preference:
         share = ood_share(fitted, np.asarray(self.weights), fitted.probe.distances(features))
         error = min(1.0, (self.expected_error or 0.0) + max(0.0, share - USUAL_OOD))
         return replace(self, expected_error=error).with_facts(ood_share=share)
+
+
+def read_preference(source: Preference | str | os.PathLike[str], names: Sequence[str] | None, tasks: int) -> Preference:
+    """Returns a preference, or that of a file or of a tailored model; refuses one that is about other tasks."""
+    preference = source if isinstance(source, Preference) else Preference.load(source)
+    where = "the preference" if preference is source else str(source)
+    if names is not None and preference.tasks is not None and preference.tasks != tuple(names):
+        raise InputError(
+            f"{where} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
+            f"the run has {', '.join(names)}; make one for this run with `tmx prefer`"
+        )
+    if len(preference.weights) != tasks:
+        raise InputError(
+            f"{where} has {len(preference.weights)} weights for {tasks} tasks: make one for this run with `tmx prefer`"
+        )
+    return preference
 
 
 def _intervals(pairs: Any, tasks: int) -> Intervals | None:

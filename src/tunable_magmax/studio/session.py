@@ -10,8 +10,7 @@ from typing import Any
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.options import StudioOptions
@@ -30,7 +29,6 @@ from tunable_magmax.studio.site import SiteSamples, estimate_site, listed
 from tunable_magmax.studio.uploads import FILES, SUFFIXES, Uploads
 from tunable_magmax.studio.worker import Events, Worker
 from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
-from tunable_magmax.workflows.merge import read_preference
 from tunable_magmax.workflows.tailor import why_not_tsv
 
 SAMPLES_FOLDER = "samples"
@@ -64,10 +62,7 @@ class Studio:
         self._last: Setting | None = None
         if self.options.preference is not None:
             file = self.options.preference
-            recipe = Recipe(self.run.base, self.run.tasks, names=self.run.names)
-            found = read_preference(file, recipe, self.warnings.append)
-            if len(found.weights) != len(self.run.tasks):
-                raise InputError(f"{file} has {len(found.weights)} weights, and the run {len(self.run.tasks)} tasks")
+            found = read_preference(file, self.run.names, len(self.run.tasks))
             self._add_presets([Preset("given", file.name, found, file)])
 
     # -- opening -----------------------------------------------------------------------------------------------------

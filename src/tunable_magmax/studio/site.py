@@ -22,9 +22,9 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.prefer import find_preference
-from tunable_magmax.workflows.site import Site, SiteSources
+from tunable_magmax.workflows.site import Site
 
 THUMBNAIL = 96
 LONGEST_TEXT = 300

@@ -16,8 +16,8 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Setting
 from tunable_magmax.studio.worker import Events, Stopped
-from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.options import SiteSources, TailorOptions
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import read_record
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -21,16 +21,14 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large, task_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import builtin_labels
-from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
-from tunable_magmax.workflows.command_options import CompareOptions as CompareOptions
-from tunable_magmax.workflows.command_options import TailorOptions
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
-from tunable_magmax.workflows.material import open_material
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import CompareOptions, Reading, TailorOptions
 from tunable_magmax.workflows.predict import load_classifier
-from tunable_magmax.workflows.prefer import completed, preference_of
+from tunable_magmax.workflows.prefer import completed
+from tunable_magmax.workflows.site import open_material
 from tunable_magmax.workflows.tailor import choose_spec
 from tunable_magmax.workflows.tailored import read_record
 
@@ -238,7 +236,7 @@ def compare(
 def _preference(run: Run, options: CompareOptions) -> tuple[Preference, Path | None, int]:
     """Returns the preference, the directory of the tailored model if it is given, and the seed of its merges."""
     given = options.preference
-    chosen = Preference.equal(len(run.tasks)) if given is None else preference_of(run, given)
+    chosen = Preference.equal(len(run.tasks)) if given is None else read_preference(given, run.names, len(run.tasks))
     if given is None or isinstance(given, Preference) or not Path(given).is_dir():
         return completed(chosen, run), None, options.seed
     read_record(Path(given))

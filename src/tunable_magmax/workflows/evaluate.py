@@ -28,9 +28,8 @@ from tunable_magmax.models.head import Head, builtin_head, load_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import shown_shares
-from tunable_magmax.workflows.command_options import EvalOptions as EvalOptions
 from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
-from tunable_magmax.workflows.options import Reading, from_flat, given
+from tunable_magmax.workflows.options import EvalOptions, Reading, from_flat, given
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport

@@ -31,8 +31,7 @@ from tunable_magmax.runs.kept import KEEP, keep_samples
 from tunable_magmax.runs.profile import ROWS, Profile
 from tunable_magmax.runs.recipe import folder_name, split_name
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, KeptEntry, Run, is_run, refuse_run_file
-from tunable_magmax.workflows.command_options import InitOptions as InitOptions
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import InitOptions, Reading
 
 AGREEMENT = 2 / 3
 """The share of samples that a classifier without names must put into the classes of their order to be believed."""

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
+from tunable_magmax.checkpoints.companions import CONFIG, MODEL_CONFIG, REPORT, missing_config_note
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.checkpoints.writer import is_one_file
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.local import merge_checkpoints, plan_merge
+from tunable_magmax.engines.log import log_entries, read_report
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.options import Checkpoints, Merging, Method, Out, Output, Place, Weighting, flat
+from tunable_magmax.files import Progress
+from tunable_magmax.merging.methods import METHODS, load_method, read_options
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.preference.preference import Preference, read_preference
+from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
+from tunable_magmax.workflows.options import Checkpoints, MergeOptions, Method, Weighting, flat
 
 if TYPE_CHECKING:
-    from tunable_magmax.files import Progress
-    from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.models.builtin import BuiltinEncoder
-    from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.recipe import Recipe
 
 Notify = Callable[[str], None]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class MergeOptions:
-    """The options of `tmx merge`."""
-
-    out: Out = None
-    """Where the result goes: a directory, or one file if it ends in .safetensors."""
-    checkpoints: Checkpoints = Checkpoints()
-    weighting: Weighting = Weighting()
-    merging: Merging = Merging()
-    output: Output = Output()
-    place: Place = Place()
-    adapter: int | None = None
-    """Write a LoRA adapter of this rank, not a model, where all tasks are LoRA adapters; the report says its error."""
-    dry_run: bool = False
-    """Read headers only, check everything, and say what would be done."""
+def unheard(text: str) -> None:
+    """Takes notes that nobody wants to hear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +41,11 @@ class MergeResult:
     names: tuple[str, ...]
     """The tasks' names, or their paths."""
     notes: tuple[str, ...]
-    """Notes about the inputs; they name paths, so they are not in the report."""
-    lacking: tuple[str, ...]
-    """What the output lacks to be loaded by transformers."""
+    """What a user should know of inputs and output; they name paths, so they are not in the report."""
 
 
 def merge(
-    source: Path | None, options: MergeOptions, progress: Progress | None = None, notify: Notify | None = None
+    source: Path | None, options: MergeOptions, progress: Progress | None = None, notify: Notify = unheard
 ) -> MergeResult:
     """Merges a run directory, a YAML configuration, or the checkpoints that the options name, into `options.out`.
 
@@ -70,28 +59,17 @@ def merge(
     return merge_recipe(recipe, options.out, notify, progress=progress, **settings)
 
 
-def check_merge(source: Path | None, options: MergeOptions, notify: Notify | None = None) -> dict[str, Any]:
+def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unheard) -> dict[str, Any]:
     """Checks, from headers alone, all that `merge` would; returns what it would do.
 
     Values are not read, so tensors that no task changed still count as merged here.
     """
     recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
-    return check_recipe(recipe.with_options(adapter=options.adapter), options.out, options.output, options.place)
-
-
-def check_recipe(
-    recipe: Recipe, out: Path | None = None, output: Output | None = None, place: Place | None = None
-) -> dict[str, Any]:
-    """Checks what `merge_recipe` would, from headers alone; without `out`, not where the result would go."""
-    from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.engines.local import plan_merge
-    from tunable_magmax.merging.methods import METHODS, read_options
-
-    output, place = output or Output(), place or Place()
+    recipe, place = recipe.with_options(adapter=options.adapter), options.place
     place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
-        plan, layout = plan_merge(inputs, read, output, place, out), inputs.layout
+        plan, layout = plan_merge(inputs, read, options.output, place, options.out), inputs.layout
         method = METHODS[read.method](read, len(recipe.tasks))
         method.set_element_count(layout.elements)
         budget = method.expected_budget(layout.elements)
@@ -110,24 +88,19 @@ def check_recipe(
         }
 
 
-def merge_recipe(recipe: Recipe, out: Path, notify: Notify | None = None, **settings: Any) -> MergeResult:
+def merge_recipe(recipe: Recipe, out: Path, notify: Notify = unheard, **settings: Any) -> MergeResult:
     """Merges as a recipe says into `out`; `settings` are other arguments of `merge_checkpoints`."""
-    from tunable_magmax.checkpoints.companions import MODEL_CONFIG, missing_config_note
-    from tunable_magmax.checkpoints.writer import is_one_file
-    from tunable_magmax.engines.local import merge_checkpoints
-
     recipe, notes = recipe.located(), []
 
     def note(text: str) -> None:
         notes.append(text)
-        if notify is not None:
-            notify(text)
+        notify(text)
 
     arguments = {**recipe.options, "names": recipe.names, **settings}
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
-    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files and report.reduced is None
-    lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
-    return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes), lacking)
+    if not is_one_file(out) and MODEL_CONFIG not in report.files and report.reduced is None:
+        note(missing_config_note(recipe.base, out, "give --base"))
+    return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes))
 
 
 def merge_recipe_in_memory(
@@ -155,7 +128,7 @@ def recipe_of(
     checkpoints: Checkpoints | None = None,
     weighting: Weighting | None = None,
     merging: Method | None = None,
-    notify: Notify | None = None,
+    notify: Notify = unheard,
 ) -> Recipe:
     """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named.
 
@@ -163,9 +136,7 @@ def recipe_of(
     asked for. A configuration that a merge saved names its models without saying where they are: they are where the
     merge's log says, or where `checkpoints` say.
     """
-    from tunable_magmax.merging.methods import load_method
-
-    weighting, notify = weighting or Weighting(), notify or (lambda _: None)
+    weighting = weighting or Weighting()
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
@@ -182,7 +153,7 @@ def recipe_of(
         return recipe.with_options(**options)
     if weighting.weights is not None or weighting.budget is not None:
         raise InputError("a preference holds weights: leave out the weights and the budget, or the preference")
-    chosen = read_preference(weighting.preference, recipe, notify)
+    chosen = preference_for(recipe, weighting.preference, notify)
     if chosen.scale is not None and options.get("scale") is None:
         options["scale"] = chosen.scale
         notify(f"the scale is {chosen.scale:g}, which the preference carries; --scale sets another one")
@@ -190,9 +161,6 @@ def recipe_of(
 
 
 def _source_of(source: Path | None, checkpoints: Checkpoints) -> Recipe:
-    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
-    from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
-
     base, tasks = checkpoints.base, checkpoints.task
     if source is not None and source.name == CONFIG and (source.parent / REPORT).is_file():
         return _saved_recipe(source, checkpoints)
@@ -213,8 +181,6 @@ def _source_of(source: Path | None, checkpoints: Checkpoints) -> Recipe:
 
 def _saved_recipe(source: Path, checkpoints: Checkpoints) -> Recipe:
     """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
-    from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
-
     recipe = read_recipe(source)
     if checkpoints.base is not None and checkpoints.task:
         paths, names = read_tasks(checkpoints.task)
@@ -234,10 +200,6 @@ def _saved_recipe(source: Path, checkpoints: Checkpoints) -> Recipe:
 
 def logged_inputs(path: str | Path) -> Recipe | None:
     """Returns a merge's base and tasks: by its log, if all still exist, or by its report, if all are on the hub."""
-    from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.engines.log import log_entries, read_report
-    from tunable_magmax.runs.recipe import Recipe
-
     path = located(path)
     report = read_report(path)
     for entry in log_entries(path):
@@ -255,25 +217,11 @@ def logged_inputs(path: str | Path) -> Recipe | None:
     return Recipe(base, tuple(tasks))
 
 
-def read_preference(
-    source: Preference | str | PathLike[str], recipe: Recipe, notify: Notify | None = None
-) -> Preference:
+def preference_for(recipe: Recipe, source: Preference | str | PathLike[str], notify: Notify) -> Preference:
     """Returns a preference, or that of a file, which must be about the recipe's tasks."""
-    from tunable_magmax.preference.preference import Preference
-
-    preference = source if isinstance(source, Preference) else Preference.load(source)
-    require_tasks(preference, recipe.names, "the preference" if preference is source else str(source))
-    if recipe.names is None and preference.tasks is not None and notify is not None:
-        by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
+    preference = read_preference(source, recipe.names, len(recipe.tasks))
+    if recipe.names is None and preference.tasks is not None:
+        by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=True)
         order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
         notify(f"checkpoints given by --task have no names, so the weights go by position: {order}")
     return preference
-
-
-def require_tasks(preference: Preference, names: Sequence[str] | None, file: str) -> None:
-    """Refuses a preference that names other tasks than a run does; `file` is what errors call it."""
-    if names is not None and preference.tasks is not None and preference.tasks != tuple(names):
-        raise InputError(
-            f"{file} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
-            f"the run has {', '.join(names)}; make one for this run with `tmx prefer`"
-        )

@@ -19,15 +19,23 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.command_options import CompareOptions, InitOptions, PreferOptions, TailorOptions
 from tunable_magmax.workflows.compare import Comparison, compare
 from tunable_magmax.workflows.evaluate import HEAD_FILES, Data, Evaluation, evaluate
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.merge import MergeOptions, merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.merge import merge as merge_files
-from tunable_magmax.workflows.options import Weighting, from_flat
+from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
+from tunable_magmax.workflows.options import (
+    CompareOptions,
+    InitOptions,
+    MergeOptions,
+    PreferOptions,
+    SweepOptions,
+    TailorOptions,
+    Weighting,
+    from_flat,
+)
 from tunable_magmax.workflows.prefer import prefer
-from tunable_magmax.workflows.sweep import Sweep, SweepOptions, sweep
+from tunable_magmax.workflows.sweep import Sweep, sweep
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
 

@@ -25,9 +25,8 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.runs.run import is_run
-from tunable_magmax.workflows.command_options import PredictOptions as PredictOptions
 from tunable_magmax.workflows.evaluate import find_head
-from tunable_magmax.workflows.options import Embedding
+from tunable_magmax.workflows.options import Embedding, PredictOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder

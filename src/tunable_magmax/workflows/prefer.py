@@ -20,9 +20,7 @@ from tunable_magmax.merging.budget import in_order
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.command_options import PreferOptions as PreferOptions
-from tunable_magmax.workflows.command_options import SiteSources
-from tunable_magmax.workflows.merge import require_tasks
+from tunable_magmax.workflows.options import PreferOptions, SiteSources
 from tunable_magmax.workflows.site import Site
 
 PAPERS = ("ot", "cosine", "mmd")
@@ -80,19 +78,6 @@ def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Pre
             stacklevel=2,
         )
     return found.named(site.run.names)
-
-
-def preference_of(run: Run, source: Any) -> Preference:
-    """Returns a preference, or that of a file or of a tailored model, which must be about the run's tasks."""
-    chosen = source if isinstance(source, Preference) else Preference.load(source)
-    what = "the preference" if isinstance(source, Preference) else str(source)
-    require_tasks(chosen, run.names, what)
-    if len(chosen.weights) != len(run.tasks):
-        raise InputError(
-            f"{what} has {len(chosen.weights)} weights, and {run.path} has {len(run.tasks)} tasks: make a preference "
-            f"for this run with `tmx prefer {run.path}`"
-        )
-    return chosen
 
 
 def completed(preference: Preference, run: Run) -> Preference:

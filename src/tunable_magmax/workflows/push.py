@@ -13,8 +13,8 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
-from tunable_magmax.workflows.command_options import PushOptions as PushOptions
 from tunable_magmax.workflows.evaluate import HEAD_FILES
+from tunable_magmax.workflows.options import PushOptions
 from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})

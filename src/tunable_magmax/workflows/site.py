@@ -1,4 +1,7 @@
-"""`Site`: what is known of a site, as the arrays that estimators take; read when first asked for."""
+"""What is known of a site: its samples as the arrays that estimators take, and what its heads are fitted to.
+
+`Site` reads samples when they are first asked for; `Material` are kept samples of the tasks, and the site's own.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,35 @@ from tunable_magmax.errors import some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.preference.distances import task_matrices
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.command_options import SiteSources as SiteSources
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, groupby
+
+from tunable_magmax.data.arrays import Floats
+from tunable_magmax.evaluation.accuracy import Ints
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
+from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.kept import open_kept
 
 MOST_INPUTS = 500
 """Inputs of a site that are used unless told otherwise."""
 COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
+MOST_JUDGING = 600
+"""More labelled samples would cost time, and tell candidates apart hardly better."""
+LEAST_LABELLED = 8
+"""With fewer labelled samples of the site, and no kept ones, nothing is chosen by them."""
+MOST_ANCHORS = 200
+"""Inputs of the site that show how a task's features moved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +145,7 @@ class Site:
     def probe(self) -> TaskProbe:
         """The probe of the tasks' rows under the base, fitted once."""
         profiles = self.run.require_profiles("a probe")
-        rows = task_matrices([profile.base_features for profile in profiles], "base features")
+        rows = [profile.base_features for profile in profiles if profile.base_features is not None]
         return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
 
     @cached_property
@@ -176,3 +194,171 @@ def _content(value: Any) -> Any:
     if isinstance(value, str):
         return value
     return value.size, value.mode, hashlib.sha256(value.tobytes()).digest()
+
+
+# -- what heads are fitted to -----------------------------------------------------------------------------------------
+
+
+def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:
+    """Returns how often each class occurs at the site, all alike where the tasks' classes are not known."""
+    if preference.prior is None or not any(name in preference.prior.shares for name in classes):
+        return np.full(len(classes), 1 / len(classes))
+    shares: Floats = np.exp(preference.prior.bias(classes).astype(np.float64))
+    shares /= shares.sum()
+    return shares
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSamples:
+    """The kept samples of all tasks, task after task. `labels` [n]: indices into a bench's classes, -1: unknown.
+
+    `names` [n] and `tasks` [n]: each sample's class and task. `trained`: whether any of them was trained on.
+    `decoded`: all of them decoded, where many sites take from them; else those that are taken are decoded then.
+    """
+
+    samples: Samples
+    names: tuple[str, ...]
+    tasks: tuple[int, ...]
+    labels: Ints
+    trained: bool
+    decoded: BenchData | None = None
+
+    @classmethod
+    def open(cls, bench: Bench) -> KeptSamples | None:
+        """Opens them; None if no task has any."""
+        run = bench.run
+        parts = {t: samples for t in range(len(run.tasks)) if (samples := open_kept(run, t)) is not None}
+        if not parts:
+            return None
+        names: list[str] = []
+        for t, samples in parts.items():
+            classes = classes_in_run(run, t, samples)
+            names += [classes[label] for label in samples.require_labels()]
+        place = {name: index for index, name in enumerate(bench.classes)}
+        labels = np.array([place.get(name, -1) for name in names], dtype=np.int64)
+        tasks = tuple(t for t, samples in parts.items() for _ in range(len(samples)))
+        trained = any(entry is not None and entry.source == "training" for entry in run.kept)
+        return cls(_joined(list(parts.values())), tuple(names), tasks, labels, trained)
+
+    def decode(self, bench: Bench) -> KeptSamples:
+        """Returns the same with all of them decoded; those that cannot be read are left out."""
+        data = self._open(bench, np.arange(len(self.labels)), "kept")
+        readable = list(data.prepared.positions)
+        return replace(
+            self,
+            samples=self.samples.subset(readable),
+            names=tuple(self.names[k] for k in readable),
+            tasks=tuple(self.tasks[k] for k in readable),
+            labels=self.labels[readable],
+            decoded=data,
+        )
+
+    def first(self, bench: Bench, count: int = 8) -> BenchData:
+        """Returns the first few of the first task, to see how long they are."""
+        rows = np.arange(min(count, self.tasks.count(self.tasks[0])))
+        return self._open(bench, rows, "length") if self.decoded is None else self.decoded.take(rows, "length")
+
+    def take(self, bench: Bench, shares: Floats, most: int) -> BenchData | None:
+        """Returns at most `most` of them, more of the classes that the site has; None if none has a known class."""
+        known = np.flatnonzero(self.labels >= 0)
+        if not len(known):
+            return None
+        wanted = known[choose_kept(self.labels[known], shares, most)]
+        name = f"kept-{hashlib.sha256(wanted.tobytes()).hexdigest()[:16]}"
+        return self._open(bench, wanted, name) if self.decoded is None else self.decoded.take(wanted, name)
+
+    def _open(self, bench: Bench, rows: Ints, name: str) -> BenchData:
+        places = rows.tolist()
+        part = self.samples.subset(places)
+        return bench.open(name, part, [self.names[k] for k in places], [self.tasks[k] for k in places])
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    """Returns the samples of several data sets, one after the other, without labels."""
+    ends = list(accumulate(map(len, parts)))
+
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        for k, group in groupby(positions, key=lambda position: bisect_right(ends, position)):
+            start = ends[k] - len(parts[k])
+            yield from parts[k].load([position - start for position in group])
+
+    return Samples("kept samples", parts[0].kind, ends[-1], load)
+
+
+def classes_in_run(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
+    """Returns what the classes of a task's samples are called in the run's merged classifier."""
+    from tunable_magmax.checkpoints.companions import are_generic
+    from tunable_magmax.evaluation.run_models import task_labels
+
+    if not are_generic(samples.classes):
+        return samples.classes
+    labels = task_labels(run.base, run.tasks)[task]
+    by_plain = {name.rpartition("/")[2]: name for name in labels or ()}
+    return tuple(by_plain.get(name, name) for name in samples.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What heads are fitted to: `all` that is affordable, `few` with fewer kept samples, to choose a model by.
+
+    `candidates`: how many models may be tried. `trained_on`: whether a kept sample was trained on.
+    """
+
+    all: SiteFacts
+    few: SiteFacts
+    candidates: int
+    trained_on: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether heads are fitted; else each model keeps its old head, with the site's class shares."""
+        return self.all.moved
+
+    @property
+    def can_judge(self) -> bool:
+        """Whether there are labelled samples enough to choose by."""
+        labelled = self.all.labelled
+        return self.few.kept is not None or (labelled is not None and len(labelled) >= LEAST_LABELLED)
+
+
+def open_material(
+    bench: Bench,
+    preference: Preference,
+    labelled: BenchData | None = None,
+    inputs: BenchData | None = None,
+    *,
+    fits: bool = True,
+    kept: KeptSamples | None = None,
+) -> Material:
+    """Takes the kept samples to embed for a site, from `kept` or the run's; without `fits` only class shares count."""
+    shares, weights = site_shares(preference, bench.classes), tuple(preference.weights)
+    if not fits:
+        facts = SiteFacts(weights, shares, moved=False)
+        return Material(facts, facts, CANDIDATES, False)
+    kept = KeptSamples.open(bench) if kept is None else kept
+    facts = SiteFacts(weights, shares, None, labelled, inputs)
+    if kept is None:
+        return Material(facts, facts, CANDIDATES, False)
+    count, judging, most = sizes(affordable(bench, tokens_of(bench, kept.first(bench))))
+    many = kept.take(bench, shares, most)
+    few = kept.take(bench, shares, min(judging, MOST_JUDGING))
+    return Material(replace(facts, kept=many), replace(facts, kept=few), count, kept.trained)
+
+
+def open_site_material(
+    bench: Bench, site: Site, preference: Preference, *, fits: bool = True, kept: KeptSamples | None = None
+) -> Material:
+    """Opens the site's own samples, too: labelled ones to fit to, and inputs that show how features moved."""
+    labelled = inputs = None
+    if site.sources.labelled is not None:
+        samples = site.open_samples("labelled")
+        home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
+        names = samples.label_names()
+        labelled = bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
+    has_rows = all(profile is not None and profile.base_features is not None for profile in bench.run.profiles)
+    given = next((name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None), None)
+    if fits and given is not None and has_rows and not bench.is_builtin:
+        samples = site.open_samples(given)
+        rows = choose_rows(len(samples), MOST_ANCHORS, site.seed)
+        inputs = bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))
+    return open_material(bench, preference, labelled, inputs, fits=fits, kept=kept)

@@ -20,13 +20,11 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run, is_run
-from tunable_magmax.workflows.command_options import SUMMARY, Route
-from tunable_magmax.workflows.command_options import SweepOptions as SweepOptions
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
-from tunable_magmax.workflows.material import open_material
-from tunable_magmax.workflows.merge import Notify, merge_recipe, read_preference, recipe_of
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.merge import Notify, merge_recipe, preference_for, recipe_of, unheard
+from tunable_magmax.workflows.options import SUMMARY, Reading, Route, SweepOptions
 from tunable_magmax.workflows.prefer import completed
+from tunable_magmax.workflows.site import open_material
 
 FACTORS = ("ties", "task_arithmetic")
 """Methods whose weights are factors and mean what they say; those of the others are shares of their sum."""
@@ -69,7 +67,7 @@ class Sweep:
         return json.dumps({"version": 1, **asdict(self)}, indent=1) + "\n"
 
 
-def sweep(source: Path, options: SweepOptions, progress: Progress | None = None, notify: Notify | None = None) -> Sweep:
+def sweep(source: Path, options: SweepOptions, progress: Progress | None = None, notify: Notify = unheard) -> Sweep:
     """Merges a run directory or a YAML for each point into `out/NAME`, as `merge` does with its weights.
 
     Finished points are not made again. With `data` each point is then merged again in memory, gets the head that
@@ -135,13 +133,13 @@ def _measured(
 # -- the points -------------------------------------------------------------------------------------------------------
 
 
-def _points(route: Route, recipe: Recipe, factors: bool, notify: Notify | None) -> Points:
+def _points(route: Route, recipe: Recipe, factors: bool, notify: Notify) -> Points:
     ends = {"--from": route.start, "--to": route.stop}
     missing = [option for option, weights in ends.items() if weights is None]
     if route.preference:
         if len(missing) < len(ends):
             raise InputError("give a line, --from and --to, or preferences, not both")
-        return listed({file.stem: read_preference(file, recipe, notify).weights for file in route.preference})
+        return listed({file.stem: preference_for(recipe, file, notify).weights for file in route.preference})
     if missing:
         raise InputError(f"a line has two ends: give {' and '.join(missing)} as well, weights such as 1,0,0")
     start, stop = (recipe.in_order(weights, option) for option, weights in ends.items())

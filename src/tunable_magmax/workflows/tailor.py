@@ -19,6 +19,7 @@ from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.log import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError, closest, collected_warnings
@@ -40,17 +41,12 @@ from tunable_magmax.merging.resources import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Head, head_bytes
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.command_options import SAMPLES
-from tunable_magmax.workflows.command_options import TailorOptions as TailorOptions
-from tunable_magmax.workflows.material import Material, open_site_material, site_shares
-from tunable_magmax.workflows.merge import merge_recipe
+from tunable_magmax.workflows.options import SAMPLES, SiteSources, TailorOptions, flat
 from tunable_magmax.workflows.options import Output as OutputOptions
-from tunable_magmax.workflows.options import flat
-from tunable_magmax.workflows.prefer import by_hand, completed, find_preference, preference_of
-from tunable_magmax.workflows.site import Site, SiteSources
+from tunable_magmax.workflows.prefer import by_hand, completed, find_preference
+from tunable_magmax.workflows.site import Material, Site, open_site_material, site_shares
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,
@@ -376,7 +372,7 @@ def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[
             f"the preference holds weights already: leave out {' and '.join(others)}, or the preference; inputs and "
             "labelled samples may be added, to fit and choose by"
         )
-    return run, preference_of(run, options.preference)
+    return run, read_preference(options.preference, run.names, len(run.tasks))
 
 
 def _check_output(out: Path, options: TailorOptions) -> None:
@@ -432,5 +428,5 @@ def _write(
         chosen["seed"] = options.seed
     if decision.tensors is not None:
         chosen["fitted_head"] = decision.tensors
-    settings = {**flat(options.output), "additions": Additions(files, made_from), "progress": progress}
-    merge_recipe(Recipe(run.base, run.tasks, chosen, run.names), out, **settings)
+    chosen |= {**flat(options.output), "additions": Additions(files, made_from), "progress": progress}
+    merge_checkpoints(run.base, run.tasks, out, names=run.names, **chosen)

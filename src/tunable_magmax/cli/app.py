@@ -3,7 +3,7 @@
 How a command is made, with `merge` as the example:
 
 1. Its options are one frozen dataclass of workflows/options.py, `MergeOptions`: a field with a default and a docstring
-   for each option, and groups that commands share (`Weighting`, `Output`, `Reading`, ...) as nested fields. A decorator
+   for each option, and groups that commands share (`Output`, `Place`, `Reading`, ...) as nested fields. A decorator
    `@Parameter(name="*")` makes fields options without a prefix; a `Parameter` in a field's annotation gives another
    name or a parser (`Out`, `Numbers`, `FileOrValue`). Nothing heavy is imported there: `tmx --help` reads it.
 2. The workflow, in workflows/merge.py, is a function of what the command is about, the options, `progress` and

@@ -8,9 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ from tunable_magmax.engines.outputs import (
     write_sidecars,
     write_weights,
 )
-from tunable_magmax.engines.settings import Additions, Output, Place
+from tunable_magmax.engines.settings import Additions, Output, Place, take
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.budget import by_task, named_tasks
@@ -51,22 +51,13 @@ class Engine(Protocol):
         """Merges and writes the weights."""
 
 
-@takes_options
+@takes_options(Options, Output, Place)
 def merge_checkpoints(
     base: PathLike,
     tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike,
     *,
-    memory: int | str | None = None,
-    shard_size: int | str | None = None,
-    threads: int | None = None,
-    overwrite: bool = False,
     names: Sequence[str] | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    device: str | None = None,
-    adapter: int | None = None,
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
     additions: Additions | None = None,
@@ -74,8 +65,9 @@ def merge_checkpoints(
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    The options are those of `Options`, and the result is that of `merge_state_dicts`, to the bit (for `tsv`, within a
-    tolerance). A task may be a directory with a LoRA adapter, or have a classifier of its own (docs/merge.md).
+    The options are those of `Options`, `Output` and `Place`; the result is that of `merge_state_dicts`, to the bit (for
+    `tsv`, within a tolerance). A task may be a directory with a LoRA adapter, or have a classifier of its own
+    (docs/merge.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge begins anew. `names` are what report, configuration and model card call the tasks; `tasks`
     may also be a dict by name. Tasks with names may have `weights` and `budget` by name, where a task that is not named
@@ -97,20 +89,17 @@ def merge_checkpoints(
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     tasks, names = named_tasks(tasks, names)
-    read = read_options(len(tasks), adapter=adapter, **by_task(options, names))
-    writing = Output(
-        "1GiB" if memory is None else memory, threads, "5GB" if shard_size is None else shard_size, overwrite
-    )
-    place = Place(engine, device, workers, ray_address)
+    writing, place = take(Output, options), take(Place, options)
+    read = read_options(len(tasks), **by_task(options, names))
     target, started = Path(out), time.time()
     bound, shard = writing.memory_bytes, writing.shard_bytes(target)
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
-    with _engine(place, threads) as runs_on, Inputs(base, tasks, read) as inputs:
+    with _engine(place, writing.threads) as runs_on, Inputs(base, tasks, read) as inputs:
         known_by = _fingerprint(inputs, read, shard, names) if additions is None else additions.fingerprint
         if Writer.recover(target) and notify is not None:
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
-        if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
+        if additions is None and not writing.overwrite and (finished := finished_report(target, known_by)) is not None:
             if notify is not None:
                 notify(
                     f"{out} is complete, made from the same inputs with the same options; --overwrite makes it again"
@@ -120,7 +109,7 @@ def merge_checkpoints(
         if notify is not None:
             for note in inputs.notes():
                 notify(note)
-        with Writer(target, overwrite=overwrite) as output:
+        with Writer(target, overwrite=writing.overwrite) as output:
             job = Job(inputs, read, output, shard, bound, progress, names, additions)
             report = _write_output(job, lambda: runs_on.merge(job), Log(log_of(target), target, started, known_by))
     if not report.elements:
@@ -215,7 +204,7 @@ def _fingerprint(
     """Returns what a finished merge is recognised by: version, options, and what the input files were."""
     known = [
         __version__,
-        {name: str(getattr(options, name)) for name in Options.__slots__},
+        {field.name: str(getattr(options, field.name)) for field in fields(options)},
         shard_size,
         names,
         None if inputs.heads is None else inputs.heads.identity(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,7 +36,7 @@ from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.options import DEFAULTS, Options
+from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import cast_copied
 
@@ -279,7 +279,8 @@ def effective_config(report: MergeReport, base: str) -> str:
     options = report.options
     named = ("method", "weights", "out_dtype")
     per_task = {"weight": options.get("weights")}
-    parameters = {name: options[name] for name in DEFAULTS if name not in named and options.get(name) is not None}
+    names = [field.name for field in fields(Options) if field.name not in named]
+    parameters = {name: options[name] for name in names if options.get(name) is not None}
     if isinstance(parameters.get("density"), (list, tuple)):
         per_task["density"] = parameters.pop("density")
     models = []

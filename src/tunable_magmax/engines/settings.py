@@ -6,14 +6,28 @@ The module imports next to nothing, because `tmx --help` reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tunable_magmax.errors import InputError, closest
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
+
+
+Settings = TypeVar("Settings")
+
+
+def take(kind: type[Settings], given: dict[str, Any]) -> Settings:
+    """Makes options of the keywords that belong to them, and removes these; None leaves the default.
+
+    >>> given = {"threads": 2, "memory": None, "seed": 7}
+    >>> take(Output, given), given
+    (Output(memory='1GiB', threads=2, shard_size='5GB', overwrite=False), {'seed': 7})
+    """
+    own = {field.name: given.pop(field.name, None) for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True)

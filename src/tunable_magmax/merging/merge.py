@@ -162,7 +162,7 @@ class Merge:
         survey = Survey.nothing(len(everything), self.tasks)
         suspect = np.zeros_like(survey.changed)
         decides = type(self.method).decide is not Method.decide
-        early = self.options.scale is None and not decides and not self.method.merges_matrices
+        early = self.options.matched and not decides and not self.method.merges_matrices
         if early:
             self.cache_delta([place for place in everything if place.size])
 
@@ -250,7 +250,7 @@ class Merge:
     def decide(self) -> None:
         """Lets the method decide, and finds the scale."""
         self.choose()
-        if self.options.scale is not None:
+        if not self.options.matched:
             self.scale = self.options.scale
             return
         self.cache_delta(self.places)
@@ -404,7 +404,7 @@ class Merge:
             tau = delta[bounds.start : bounds.stop]
         else:
             tau, counts = self._combine(bounds, chunk)
-            if self.options.scale is not None:
+            if not self.options.matched:
                 square = self.kernels.square(tau)
         direct = (out.dtype, out.device) == (base.dtype, base.device)
         target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
@@ -499,7 +499,7 @@ class Merge:
             )
         for t in self.unchanged:
             yield f"{self.labels[t]} is identical to the base"
-        matched = self.options.scale is None
+        matched = self.options.matched
         if matched and self.tasks in self.unchanged:
             yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
         if matched and self.scale > STRETCHED:

@@ -18,7 +18,7 @@ from tunable_magmax import lottery
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
-from tunable_magmax.merging.options import DEFAULTS, MATCHED, Options
+from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements, Owners, PlaneRows
 
 ENTRY_POINTS = "tunable_magmax.methods"
@@ -192,7 +192,7 @@ class TunableMagmax(Method):
         return kernels.gather(chunk, self._owners.rows[tensor], planes, out)
 
 
-def _groups(places: Sequence[TensorPlace], scope: str) -> list[list[TensorPlace]]:
+def _groups(places: Sequence[TensorPlace], scope: str | None) -> list[list[TensorPlace]]:
     """Returns which of the merged tensors share a budget: all, or each has its own."""
     return [list(places)] if scope == "model" else [[place] for place in places]
 
@@ -434,7 +434,7 @@ def read_options(tasks: int, **given: Any) -> Options:
         given["scale"] = getattr(given.get("weights"), "scale", None)  # that of a preference
     if tasks == 0:
         raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
-    name = given["method"] = method_named(given.get("method", DEFAULTS["method"]))
+    name = given["method"] = method_named(given.get("method") or USUAL["method"])
     has_weights, has_budget = (given.get(key) is not None for key in ("weights", "budget"))
     if has_weights and has_budget:
         raise InputError("weights and a budget were both given; give one of them")

@@ -1,4 +1,8 @@
-"""The options of a merge: listed, described and checked here, once, before anything is opened."""
+"""The options of a merge: named, described and checked here, once, before anything is opened.
+
+The command's options, the keys of a YAML, and what reports and model cards hold are made from `Options`; how the
+command line parses them is in workflows/options.py. The module imports next to nothing: `tmx --help` reads it.
+"""
 
 from __future__ import annotations
 
@@ -9,74 +13,93 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.merging.budget import read_budget, read_decimal, read_weights
 
 MATCHED = "matched"
-_OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a merge does. docs/method.md defines every option.
+@dataclass(frozen=True)
+class MethodOptions:
+    """Method, scale and seed of a merge. None: not given."""
 
-    `read` makes one of what users give: weights and density become exact rationals, `out_dtype` a safetensors code.
+    method: Any = None
+    """tunable_magmax (default), magmax, average, ties, tsv, ..., or a class of your own as FILE.py:NAME."""
+    scale: Any = None
+    """Multiply the merged vector by this, the paper's lambda; matched: as long as the last task vector. Default: the
+    preference's, else the method's own, matched for all but tsv, which has 1."""
+    seed: Any = None
+    """The seed of the lottery; one seed gives one result. Default: 0."""
+
+
+@dataclass(frozen=True)
+class WeightedOptions(MethodOptions):
+    """These, and how much each task matters. Default: all alike."""
+
+    weights: Any = None
+    """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0. Default: equal."""
+    budget: Any = None
+    """How many elements each task gives, instead of weights."""
+
+
+@dataclass(frozen=True)
+class Options(WeightedOptions):
+    """What a merge does. docs/method.md defines every option. None: not given.
+
+    `read` makes one of what users give, in which every option that has a default has a value: weights and density are
+    exact rationals, and `out_dtype` is a safetensors code.
     """
 
-    method: str = "tunable_magmax"
-    """The method, by name; Python also takes a class."""
-    weights: tuple[Fraction, ...] | None = None
-    """How much each task matters: a number each, by name where tasks have names, or a `Preference`. Default: equal."""
-    budget: tuple[int, ...] | None = None
-    """How many elements each task gives, instead of weights."""
-    scale: float | None = None
-    """The paper's lambda: a number, or matched, as long as the last task vector. Default: the preference's if it has
-    one, else the method's own, matched for all but tsv. None stands for matched once read."""
-    scope: str = "model"
-    """model: one budget over the whole model; tensor: inside each tensor."""
-    compare: str = "all"
-    """all: magnitudes are compared with those of all earlier tasks; active: of those that have a budget."""
-    density: Fraction | tuple[Fraction, ...] = Fraction(1, 5)
-    """The share of each task vector that ties keeps: one for all tasks, or one for each."""
-    normalize: str = "count"
-    """What ties divides the sum of those who agree by: their count, the sum of their weights, or none."""
-    seed: int = 0
-    """The seed of the lottery; one seed gives one result."""
-    out_dtype: str | None = None
+    scope: str | None = None
+    """Share the budget over the whole model (default) or inside each tensor."""
+    compare: str | None = None
+    """Compare magnitudes with all earlier tasks (default), or with those that have a budget."""
+    density: Any = None
+    """The share of each task vector that ties keeps: one for all tasks, or one for each. Default: 0.2."""
+    normalize: Any = None
+    """What ties divides the sum of those who agree by: their count (default), the sum of their weights, or none."""
+    out_dtype: Any = None
     """The type of the output. Default: for each tensor the widest of its inputs."""
-    include: tuple[str, ...] | None = None
-    """Only tensors whose names match one of these patterns are merged. Default: all."""
-    exclude: tuple[str, ...] | None = None
-    """Tensors whose names match one of these patterns are copied from the base."""
-    fitted_head: FittedTensors | None = None
+    include: Sequence[str] | None = None
+    """Merge only tensors whose names match this pattern; repeatable."""
+    exclude: Sequence[str] | None = None
+    """Copy tensors whose names match this pattern from the base; repeatable."""
+    fitted_head: Any = None
     """Tensors that take the place of the tasks' own classifiers; of files only."""
     adapter: int | None = None
-    """Tasks that are LoRA adapters become one of this rank, not a model; of files only."""
+    """Write a LoRA adapter of this rank, not a model, where all tasks are LoRA adapters; the report says its error."""
 
     @classmethod
     def read(cls, tasks: int, **given: Any) -> Options:
         """Checks each option by itself; `methods.read_options` also checks that they go together."""
-        if unknown := sorted(given.keys() - DEFAULTS.keys()):
-            raise TypeError(f"a merge has no option {unknown[0]!r}{closest(unknown[0], list(DEFAULTS))}")
-        options = DEFAULTS | given
-        return cls(
-            method=options["method"],
-            weights=read_weights(options["weights"], tasks),
-            budget=None if options["budget"] is None else read_budget(options["budget"], tasks),
-            scale=_read_scale(options["scale"]),
-            scope=one_of(options["scope"], "scope", ("model", "tensor")),
-            compare=one_of(options["compare"], "compare", ("all", "active")),
-            density=_read_density(options["density"], tasks),
-            normalize=_read_normalize(options["normalize"]),
-            seed=_read_seed(options["seed"]),
-            out_dtype=_read_dtype(options["out_dtype"]),
-            include=_read_patterns(options["include"], "include"),
-            exclude=_read_patterns(options["exclude"], "exclude"),
-            fitted_head=_read_fitted(options["fitted_head"]),
-            adapter=_read_rank(options["adapter"]),
-        )
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(given.keys() - set(known)):
+            raise TypeError(f"a merge has no option {unknown[0]!r}{closest(unknown[0], known)}")
+        from tunable_magmax.merging.budget import read_budget, read_weights  # which import numpy
+
+        readers: dict[str, Callable[[Any], Any]] = {
+            "scale": _read_scale,
+            "seed": _read_seed,
+            "weights": lambda weights: read_weights(weights, tasks),
+            "budget": lambda budget: read_budget(budget, tasks),
+            "scope": lambda scope: one_of(scope, "scope", ("model", "tensor")),
+            "compare": lambda compare: one_of(compare, "compare", ("all", "active")),
+            "density": lambda density: _read_density(density, tasks),
+            "normalize": _read_normalize,
+            "out_dtype": _read_dtype,
+            "include": lambda patterns: _read_patterns(patterns, "include"),
+            "exclude": lambda patterns: _read_patterns(patterns, "exclude"),
+            "fitted_head": _read_fitted,
+            "adapter": _read_rank,
+        }
+        options = USUAL | {name: value for name, value in given.items() if value is not None}
+        read = {name: readers[name](value) if name in readers else value for name, value in options.items()}
+        return cls(**read)
+
+    @property
+    def matched(self) -> bool:
+        """Whether the scale is that at which the step is as long as the last task vector."""
+        return bool(self.scale == MATCHED)
 
     def head_weights(self, tasks: int) -> list[float]:
         """Returns how much each task's head counts: by weights or budget, equally, or the last one's alone."""
@@ -90,32 +113,43 @@ class Options:
         return self.density if isinstance(self.density, tuple) else (self.density,) * tasks
 
 
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Options)}
-"""What the options of a merge are if nobody sets them."""
+USUAL: dict[str, Any] = {
+    "method": "tunable_magmax",
+    "scale": MATCHED,
+    "seed": 0,
+    "scope": "model",
+    "compare": "all",
+    "density": 0.2,
+    "normalize": "count",
+}
+"""What options are that nobody gives."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes_options(function: Function) -> Function:
-    """Shows the fields of `Options` in the signature of a function, in place of its **options.
+def takes_options(*groups: type) -> Callable[[Function], Function]:
+    """Shows the fields of some classes of options in the signature of a function, in place of its **options.
 
-    >>> @takes_options
+    >>> @takes_options(Options)
     ... def merge(base, **options): ...
     >>> list(inspect.signature(merge).parameters)[:3]
-    ['base', 'method', 'weights']
+    ['base', 'method', 'scale']
     """
-    own = inspect.signature(function)
-    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    ours = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=float(usual) if isinstance(usual, Fraction) else usual
-        )
-        for name, usual in DEFAULTS.items()
-        if name not in ("fitted_head", "adapter")  # for files only
-    ]
-    first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
-    function.__signature__ = own.replace(parameters=kept[:first] + ours + kept[first:])  # type: ignore[attr-defined]
-    return function
+
+    def show(function: Function) -> Function:
+        own = inspect.signature(function)
+        kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        ours = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=USUAL.get(field.name, field.default))
+            for group in groups
+            for field in fields(group)
+        ]
+        first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
+        parameters = kept[:first] + ours + kept[first:]
+        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return show
 
 
 def one_of(value: Any, option: str, known: Sequence[str]) -> str:
@@ -125,21 +159,23 @@ def one_of(value: Any, option: str, known: Sequence[str]) -> str:
     raise InputError(f"unknown {option} {value!r}{closest(str(value), known)}; known: {', '.join(known)}")
 
 
-def _read_fitted(fitted: Any) -> FittedTensors | None:
-    if fitted is None or isinstance(fitted, FittedTensors):
+def _read_fitted(fitted: Any) -> Any:
+    from tunable_magmax.checkpoints.heads import FittedTensors
+
+    if isinstance(fitted, FittedTensors):
         return fitted
     raise InputError(f"fitted_head is {fitted!r}, expected tensors: a report or configuration has their digest alone")
 
 
-def _read_rank(rank: Any) -> int | None:
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+def _read_rank(rank: Any) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise InputError(f"adapter is {rank!r}, expected the rank of an adapter, a whole number of at least 1")
     return rank
 
 
-def _read_scale(scale: Any) -> float | None:
-    if scale is None or scale == MATCHED:
-        return None
+def _read_scale(scale: Any) -> float | str:
+    if scale == MATCHED:
+        return MATCHED
     try:
         number = float(scale)
     except (TypeError, ValueError):
@@ -158,17 +194,19 @@ def _read_density(density: Any, tasks: int) -> Fraction | tuple[Fraction, ...]:
     return _one_density(density)
 
 
-def _read_normalize(normalize: Any) -> str:
-    if isinstance(normalize, bool):
-        return "weights" if normalize else "none"
-    return one_of(normalize, "normalize", ("count", "weights", "none"))
-
-
 def _one_density(density: Any) -> Fraction:
+    from tunable_magmax.merging.budget import read_decimal
+
     exact = read_decimal(density, "density")
     if not 0 <= exact <= 1:
         raise InputError(f"density is {density}, expected a share between 0 and 1")
     return exact
+
+
+def _read_normalize(normalize: Any) -> str:
+    if isinstance(normalize, bool):
+        return "weights" if normalize else "none"
+    return one_of(normalize, "normalize", ("count", "weights", "none"))
 
 
 def _read_seed(seed: Any) -> int:
@@ -177,19 +215,16 @@ def _read_seed(seed: Any) -> int:
     return int(seed)
 
 
-def _read_dtype(dtype: Any) -> str | None:
-    if dtype is None:
-        return None
+def _read_dtype(dtype: Any) -> str:
+    codes = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
     name = str(dtype).removeprefix("torch.").lower()
-    if name not in _OUT_DTYPES:
+    if name not in codes:
         known = list(FLOATS.values())
         raise InputError(f"unknown out_dtype {dtype!r}{closest(name, known)}; known: {', '.join(known)}")
-    return _OUT_DTYPES[name]
+    return codes[name]
 
 
-def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ...] | None:
-    if patterns is None:
-        return None
+def _read_patterns(patterns: Any, option: str) -> tuple[str, ...]:
     listed = isinstance(patterns, Sequence) and not isinstance(patterns, str)
     if not listed or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"{option} is {patterns!r}, expected a list of patterns such as ['head.*']")

@@ -219,7 +219,7 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
     used: dict[str, Any] = {
         "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
         "budget": options.budget,
-        "scale": "matched" if options.scale is None else options.scale,
+        "scale": options.scale,
         "out_dtype": options.out_dtype,
         "include": options.include,
         "exclude": options.exclude,

@@ -105,7 +105,7 @@ def _plan_for(
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = METHODS[options.method](options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
-    delta = layout.elements * width if options.scale is None else 0
+    delta = layout.elements * width if options.matched else 0
     ahead = AHEAD * threads
     pool = ahead if borrows else threads
     if memory is None:

@@ -82,7 +82,7 @@ class Merged:
         return model
 
 
-@takes_options
+@takes_options(Options)
 def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | None = None, **options: Any) -> Merged:
     """Merges task checkpoints, given in training order, into the base; all are dicts of tensors, or modules.
 

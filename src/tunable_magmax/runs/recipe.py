@@ -325,7 +325,7 @@ def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
         try:
             if name == "method":
                 one_of(value, "merge_method", (*METHODS, *_ELSEWHERE))
-            elif name in Options.__slots__:
+            elif name in Options.__dataclass_fields__:
                 patterns = name in ("include", "exclude") and isinstance(value, str)
                 Options.read(tasks, **{name: [value] if patterns else value})
         except InputError as error:

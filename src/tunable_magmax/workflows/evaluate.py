@@ -111,7 +111,7 @@ def measure(model: Subject, options: EvalOptions, progress: Progress | None = No
                 "model on the Hugging Face hub, org/name@revision"
             )
         refuse_run_file(path)
-        merging, recipe = any(map(given, (options.weighting, options.merging))), path.suffix.lower() in YAML
+        merging, recipe = bool(given(options.merging)) or options.preference is not None, path.suffix.lower() in YAML
         if options.checkpoint and (merging or not is_run(path)):
             raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
         if is_run(path):
@@ -120,7 +120,7 @@ def measure(model: Subject, options: EvalOptions, progress: Progress | None = No
                 return _evaluate_run(Run.open(path), options, progress)
         elif merging and not recipe:
             raise InputError(f"{path} is a checkpoint: leave out the options of a merge, or give a run directory")
-        subject = recipe_of(path, None, options.weighting, options.merging) if recipe or merging else located(path)
+        subject = recipe_of(path, None, options.preference, options.merging) if recipe or merging else located(path)
     owner = None if run is None else Run.open(run)
     if merged is not None:
         if owner is None:

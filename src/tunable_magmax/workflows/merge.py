@@ -17,10 +17,11 @@ from tunable_magmax.engines.log import log_entries, read_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS, load_method, read_options
+from tunable_magmax.merging.options import MethodOptions
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
-from tunable_magmax.workflows.options import Checkpoints, MergeOptions, Method, Weighting, flat
+from tunable_magmax.workflows.options import Checkpoints, MergeOptions, flat
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged
@@ -53,9 +54,8 @@ def merge(
     """
     if options.out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
+    recipe = recipe_of(source, options.checkpoints, options.preference, options.merging, notify)
     settings = {**flat(options.output), **flat(options.place)}
-    recipe = recipe.with_options(adapter=options.adapter)
     return merge_recipe(recipe, options.out, notify, progress=progress, **settings)
 
 
@@ -64,8 +64,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
 
     Values are not read, so tensors that no task changed still count as merged here.
     """
-    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
-    recipe, place = recipe.with_options(adapter=options.adapter), options.place
+    recipe, place = recipe_of(source, options.checkpoints, options.preference, options.merging, notify), options.place
     place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
@@ -126,8 +125,8 @@ def merge_recipe_in_memory(
 def recipe_of(
     source: Path | None,
     checkpoints: Checkpoints | None = None,
-    weighting: Weighting | None = None,
-    merging: Method | None = None,
+    preference: Preference | str | PathLike[str] | None = None,
+    merging: MethodOptions | None = None,
     notify: Notify = unheard,
 ) -> Recipe:
     """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named.
@@ -136,24 +135,21 @@ def recipe_of(
     asked for. A configuration that a merge saved names its models without saying where they are: they are where the
     merge's log says, or where `checkpoints` say.
     """
-    weighting = weighting or Weighting()
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
-    options = flat(merging or Method())
+    options = flat(merging or MethodOptions())
     if options["method"] is not None:
         options["method"] = load_method(options["method"])
     for name in ("weights", "budget"):
-        values = getattr(weighting, name)
-        if isinstance(values, Mapping):
+        if isinstance(values := options.get(name), Mapping):
             recipe = recipe.named()
-            values = recipe.in_order(values, name)
-        options[name] = values
-    if weighting.preference is None:
+            options[name] = recipe.in_order(values, name)
+    if preference is None:
         return recipe.with_options(**options)
-    if weighting.weights is not None or weighting.budget is not None:
+    if options.get("weights") is not None or options.get("budget") is not None:
         raise InputError("a preference holds weights: leave out the weights and the budget, or the preference")
-    chosen = preference_for(recipe, weighting.preference, notify)
+    chosen = preference_for(recipe, preference, notify)
     if chosen.scale is not None and options.get("scale") is None:
         options["scale"] = chosen.scale
         notify(f"the scale is {chosen.scale:g}, which the preference carries; --scale sets another one")

@@ -31,7 +31,6 @@ from tunable_magmax.workflows.options import (
     PreferOptions,
     SweepOptions,
     TailorOptions,
-    Weighting,
     from_flat,
 )
 from tunable_magmax.workflows.prefer import prefer
@@ -168,7 +167,7 @@ class Run:
         read = from_flat(MergeOptions, preference=preference, out=None if out is None else Path(out), **options)
         if out is not None:
             return merge_files(self.path, read, progress).report
-        return merge_recipe_in_memory(recipe_of(self.path, None, read.weighting, read.merging), progress)[0]
+        return merge_recipe_in_memory(recipe_of(self.path, None, read.preference, read.merging), progress)[0]
 
     def session(self, **options: Any) -> MergeSession:
         """Opens a `MergeSession` on the run's checkpoints, to merge again and again in memory.
@@ -258,7 +257,7 @@ class Run:
         """
         subject: Any = model
         if isinstance(model, Preference):
-            subject = recipe_of(self.path, weighting=Weighting(preference=model))
+            subject = recipe_of(self.path, preference=model)
         elif isinstance(model, str):
             places = {"last": self.tasks[-1], "all": self.path, **self.checkpoints}
             subject = places.get(model, Path(model))

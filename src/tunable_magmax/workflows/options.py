@@ -18,12 +18,13 @@ from cyclopts import Group, Parameter, Token
 from tunable_magmax.engines.settings import Output as Output
 from tunable_magmax.engines.settings import Place as Place
 from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.merging.options import MethodOptions, Options, WeightedOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.data.memory import SampleSource
     from tunable_magmax.data.samples import Samples
 
-Options = TypeVar("Options")
+Kind = TypeVar("Kind")
 PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
 SAMPLES = ("inputs", "labels", "labelled")
 SUMMARY = "sweep.json"
@@ -80,6 +81,21 @@ OUTPUT = Group("Output and resources", sort_key=4)
 NO_OPTION = Parameter(parse=False)
 """For what a configuration or Python sets, and the command line does not."""
 Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
+PreferenceFile = Annotated[
+    FileOrValue, Parameter(group=HOW, help="Take the weights from this preference, as tmx prefer writes it.")
+]
+MERGES = (MethodOptions, WeightedOptions, Options)
+"""The options of a merge, which merging/options.py names; None leaves what a YAML says, or the default."""
+PARSED: dict[str, Any] = {
+    "method": str | None,
+    "scale": Annotated[float | Literal["matched"] | None, SIGNED],
+    "seed": int | None,
+    "weights": Numbers,
+    "scope": Literal["model", "tensor"] | None,
+    "out_dtype": Annotated[Literal["float64", "float32", "float16", "bfloat16"] | None, Parameter(name="--dtype")],
+    **dict.fromkeys(("budget", "compare", "density", "normalize", "fitted_head"), Annotated[Any, NO_OPTION]),
+}
+"""How the command line reads options of a merge; others as their annotation says."""
 Changes = Annotated[Sequence[str], Parameter(name="--set", negative=())]
 """Values of a YAML file, as KEY=VALUE."""
 
@@ -98,54 +114,10 @@ class Checkpoints:
     """A task checkpoint or LoRA adapter, as PATH or NAME=PATH; give one --task for each, in training order."""
 
 
-@Parameter(name="*", group=WHAT)
-@dataclass(frozen=True)
-class Weighting:
-    """How much each task matters, in one of three ways. Default: all alike."""
-
-    weights: Numbers = None
-    """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0. Default: equal."""
-    budget: Annotated[Any, NO_OPTION] = None
-    """How many elements each task gives, instead of weights."""
-    preference: FileOrValue = None
-    """Take the weights from this preference, as tmx prefer writes it."""
-
-
-@Parameter(name="*", group=HOW)
-@dataclass(frozen=True)
-class Method:
-    """The method of a merge; None leaves what a YAML says, or the default."""
-
-    method: str | None = None
-    """tunable_magmax (default), magmax, average, ties, tsv, ..., or a class of your own as FILE.py:NAME."""
-    scale: Annotated[float | Literal["matched"] | None, SIGNED] = None
-    """Multiply the merged vector by this, the paper's lambda; matched: as long as the last task vector. Default:
-    the preference's, else matched, 1 for tsv."""
-    seed: int | None = None
-    """The seed of the lottery; one seed gives one result. Default: 0."""
-
-
-@Parameter(name="*", group=HOW)
-@dataclass(frozen=True)
-class Merging(Method):
-    """All options of a merge but weights; None leaves what a YAML says, or the default."""
-
-    scope: Literal["model", "tensor"] | None = None
-    """Share the budget over the whole model (default) or inside each tensor."""
-    compare: Annotated[Literal["all", "active"] | None, NO_OPTION] = None
-    """Compare magnitudes with all earlier tasks (default), or with those that have a budget."""
-    density: Annotated[float | Sequence[float] | None, NO_OPTION] = None
-    """The share of each task vector that ties keeps. Default: 0.2."""
-    out_dtype: Annotated[Literal["float64", "float32", "float16", "bfloat16"] | None, Parameter(name="--dtype")] = None
-    """The type of the output. Default: as the inputs."""
-    include: Sequence[str] | None = None
-    """Merge only tensors whose names match this pattern; repeatable."""
-    exclude: Sequence[str] | None = None
-    """Copy tensors whose names match this pattern from the base; repeatable."""
-
-
-for _shared in (Output, Place):
-    Parameter(name="*", group=OUTPUT)(_shared)
+for _shared, _group in ((Output, OUTPUT), (Place, OUTPUT), *((kind, HOW) for kind in MERGES)):
+    Parameter(name="*", group=_group)(_shared)
+for _kind in MERGES:
+    _kind.__annotations__ |= {name: how for name, how in PARSED.items() if name in _kind.__annotations__}
 
 
 DATA = Group("How data are read", sort_key=3)
@@ -260,12 +232,10 @@ class MergeOptions:
     out: Out = None
     """Where the result goes: a directory, or one file if it ends in .safetensors."""
     checkpoints: Checkpoints = Checkpoints()
-    weighting: Weighting = Weighting()
-    merging: Merging = Merging()
+    preference: PreferenceFile = None
+    merging: Options = Options()
     output: Output = Output()
     place: Place = Place()
-    adapter: int | None = None
-    """Write a LoRA adapter of this rank, not a model, where all tasks are LoRA adapters; the report says its error."""
     dry_run: bool = False
     """Read headers only, check everything, and say what would be done."""
 
@@ -375,8 +345,8 @@ class EvalOptions:
     """The run directory that the model comes from: its head, tasks and test data."""
     per_class: bool = False
     """Show the accuracy of each class."""
-    weighting: Weighting = Weighting()
-    merging: Method = Method()
+    preference: PreferenceFile = None
+    merging: WeightedOptions = WeightedOptions()
     reading: Reading = Reading()
 
 
@@ -448,7 +418,7 @@ class SweepOptions:
     out: Out = None
     """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
     route: Route = Route()
-    merging: Method = Method()
+    merging: MethodOptions = MethodOptions()
     data: FileOrValue = None
     """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
     there is no such file. Needs a RUN_DIR."""
@@ -520,7 +490,7 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in flat(options).items() if value != usual[name]}
 
 
-def from_flat(kind: type[Options], **values: Any) -> Options:
+def from_flat(kind: type[Kind], **values: Any) -> Kind:
     """Makes options of keywords, sorting them into their groups: this is how methods in Python take them.
 
     A group may be given as a whole, too.
@@ -536,7 +506,7 @@ def from_flat(kind: type[Options], **values: Any) -> Options:
     return made
 
 
-def _taken(kind: type[Options], values: dict[str, Any]) -> Options:
+def _taken(kind: type[Kind], values: dict[str, Any]) -> Kind:
     """Makes options of the values that belong to them, and removes these."""
     made: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]

@@ -60,23 +60,23 @@ def test_where_stderr_is_no_terminal_long_work_is_told_in_a_few_lines(capsys, mo
     now = 0.0
     display = terminal.progress_lines(clock=lambda: now)
     for now in range(100 + 1):  # the clock reads it
-        display("training", "task 1 of 2", now, 200, "loss 0.5")
+        display("train", now, 200)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "task 1 of 2: 5% after 10 s, loss 0.5"
+    assert said[0] == "training: 5% after 10 s"
     assert len(said) == 10
     now = 100_000.0
-    display("merge", "merging", 0, 0, "")
+    display("merge", 0, 0)
     assert capsys.readouterr().err == "merging: after 100000 s\n"
     now += 9_000
-    display("merge", "merging", 1, 1, "")
+    display("merge", 1, 1)
     assert not capsys.readouterr().err
-    with terminal.working() as work:
-        work.progress("merge", 1, 2)  # too early to be told
+    with terminal.working() as progress:
+        progress("merge", 1, 2)  # too early to be told
     monkeypatch.setattr(terminal, "PATIENCE", 0.0)
-    with terminal.on_screen(terminal.Screen(quiet=True)), terminal.working() as work:
-        assert work.progress is None
-    with terminal.working() as work:
-        work.progress("merge", 1, 2)
+    with terminal.on_screen(terminal.Screen(quiet=True)), terminal.working() as progress:
+        assert progress is None
+    with terminal.working() as progress:
+        progress("merge", 1, 2)
     assert capsys.readouterr() == ("", "merging: 50% after 0 s\n")
 
 

@@ -149,6 +149,7 @@ def test_an_adapter_of_enough_rank_is_the_merge(make, config, tmp_path: Path) ->
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
     written = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (written["r"], written["lora_alpha"], written["task_type"]) == (5, 5, config.get("task_type"))
+    assert written["auto_mapping"] == json.loads((tasks[0] / "adapter_config.json").read_text())["auto_mapping"]
     names = {"adapter_config.json", "adapter_model.safetensors", "tmx-report.json", "tmx-config.yaml", "README.md"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     # It can be a task again, and its report and configuration are those of any merge.

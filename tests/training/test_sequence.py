@@ -38,12 +38,12 @@ def train(config, out, **options):
 def stopped(config, out, task=1):
     """A run that was stopped inside a task (from 0)."""
 
-    def watch(tick):
-        if tick.task == task:
+    def progress(phase, done, total):
+        if phase == "train" and done > task * total // 2:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train(config, out, watch=watch)
+        train(config, out, progress=progress)
     return out
 
 

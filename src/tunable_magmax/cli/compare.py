@@ -36,8 +36,8 @@ def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> 
 
     if options.plot is not None:
         check_picture(options.plot)
-    with working() as work:
-        found = measure(run_dir, options, work.progress)
+    with working() as progress:
+        found = measure(run_dir, options, progress)
     if options.plot is not None:
         from tunable_magmax.plots.comparison import save_comparison
 

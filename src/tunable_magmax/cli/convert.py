@@ -28,8 +28,8 @@ def convert(source: Path, /, *, options: ConvertOptions = ConvertOptions()) -> N
 
     if options.out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    with working() as work:
-        done = convert_checkpoint(source, progress=work.progress, **flat(options))
+    with working() as progress:
+        done = convert_checkpoint(source, progress=progress, **flat(options))
     weights = sum(name.endswith(".safetensors") for name in done.files)  # not the index or the configuration
     tied = f", {plural(len(done.tied), 'tied name')} kept" if done.tied else ""
     line = (

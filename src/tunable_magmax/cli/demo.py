@@ -25,8 +25,8 @@ def demo(*, options: DemoOptions = DemoOptions()) -> None:
     """
     from tunable_magmax.experiments.demo import run_demo
 
-    with working() as work:
-        story = run_demo(options.out, seed=options.seed, progress=work.progress, notify=note)
+    with working() as progress:
+        story = run_demo(options.out, seed=options.seed, progress=progress, notify=note)
     show_result(story.to_json(), story_lines(story, options.out))
 
 

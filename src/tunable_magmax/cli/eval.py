@@ -36,8 +36,8 @@ def eval(model: Path, /, *, options: EvalOptions = EvalOptions()) -> None:
     """
     from tunable_magmax.workflows.evaluate import measure
 
-    with working() as work:
-        found = measure(model, options, work.progress)
+    with working() as progress:
+        found = measure(model, options, progress)
     show_result({**found.to_dict(), "warnings": given_warnings()}, _evaluation(found, options))
 
 

@@ -33,8 +33,8 @@ def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
     """
     from tunable_magmax.workflows.init import init_run
 
-    with working() as work:
-        made = init_run(run_dir, options, work.progress)
+    with working() as progress:
+        made = init_run(run_dir, options, progress)
     record = {**made.to_dict(), "written": not options.dry_run}
     show_result(record, _lines(made, options.dry_run))
     if not options.dry_run:

@@ -55,8 +55,8 @@ def _verify(path: Path, options: InspectOptions) -> int:
 
     paths, names = read_tasks(options.checkpoints.task)
     tasks = paths if names is None else dict(zip(names, paths, strict=True))
-    with working() as work:
-        found = verify_checkpoint(path, options.checkpoints.base, tasks or None, progress=work.progress)
+    with working() as progress:
+        found = verify_checkpoint(path, options.checkpoints.base, tasks or None, progress=progress)
     show_result(found.to_dict(), _checks(path, found))
     if found.ok:
         return 0

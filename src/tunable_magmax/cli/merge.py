@@ -39,8 +39,8 @@ def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions
             facts = check_merge(source, options, note)
         show_result(facts, fact_lines(facts))
         return
-    with working() as work:
-        result = run(source, options, work.progress, note)
+    with working() as progress:
+        result = run(source, options, progress, note)
     report = result.report
     for warning in report.warnings:
         warn(warning)

@@ -33,8 +33,8 @@ def predict(model: Path, /, *inputs: Path, options: PredictOptions = PredictOpti
     """
     from tunable_magmax.workflows.predict import predict as classify
 
-    with working() as work:
-        found = classify(model, inputs, options, work.progress)
+    with working() as progress:
+        found = classify(model, inputs, options, progress)
     show_result(found.to_dict(), _labels(found) if options.out is None else _counts(found, options.out))
 
 

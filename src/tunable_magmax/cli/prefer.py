@@ -35,8 +35,8 @@ def prefer(run_dir: Path, /, *, options: PreferOptions = PreferOptions()) -> Non
     if options.plot is not None:
         check_picture(options.plot)
     replaces = options.out is not None and options.out.exists()
-    with working() as work:
-        preference = find(run_dir, options, work.progress)
+    with working() as progress:
+        preference = find(run_dir, options, progress)
     if options.plot is not None:
         from tunable_magmax.plots.bars import save_chart
 

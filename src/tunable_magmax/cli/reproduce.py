@@ -40,8 +40,8 @@ def reproduce(config: Path, /, *, options: ReproduceOptions = ReproduceOptions()
         show_result(plan.to_dict(), _planned(plan, options.out))
         tell("".join(f"missing: {text}\n" for text in plan.missing))
         return 2 if plan.missing else 0
-    with working() as work:
-        written = run_experiment(experiment, options.out, options.work, options.device, work.progress, work.watch)
+    with working() as progress:
+        written = run_experiment(experiment, options.out, options.work, options.device, progress)
     folder = options.out / experiment.setting
     said = list(headlines(load_results(folder)))
     record = {"written": [str(path) for path in written], "headlines": said}

@@ -33,8 +33,8 @@ def sweep(source: Path, /, *, options: SweepOptions = SweepOptions()) -> None:
     """
     from tunable_magmax.workflows.sweep import sweep as run
 
-    with working() as work:
-        made = run(source, options, work.progress, note)
+    with working() as progress:
+        made = run(source, options, progress, note)
     for warning in made.warnings:
         warn(warning)
     show_result(made.to_json(), _summary(made, options))

@@ -38,8 +38,8 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
         shown = {name: ", ".join(map(str, v)) if isinstance(v, list | dict) else v for name, v in facts.items()}
         show_result(facts, (f"{name:10}{value}" for name, value in shown.items()))
         return
-    with working() as work:
-        made = make(run_dir, options, work.progress)
+    with working() as progress:
+        made = make(run_dir, options, progress)
     for text in made.record.warnings:
         warn(text)
     show_result(made.to_dict(), _summary(made))

@@ -16,13 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
-
-if TYPE_CHECKING:
-    from tunable_magmax.training.loop import Tick
 
 PIPED_WIDTH = 120
 
@@ -144,16 +141,8 @@ def note(text: str) -> None:
         tell(f"note: {text}\n")
 
 
-@dataclass(frozen=True)
-class Working:
-    """What a workflow gets while it works. `watch` shows the steps of a training."""
-
-    progress: Progress | None
-    watch: Callable[[Tick], None] | None
-
-
 @contextmanager
-def working() -> Iterator[Working]:
+def working() -> Iterator[Progress | None]:
     """Shows progress on stderr, and warnings for the user as they come, each once, in a line.
 
     What libraries print on stdout goes to stderr, as stdout is for the result.
@@ -166,7 +155,7 @@ def working() -> Iterator[Working]:
     with _display() as display, warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.showwarning = shown
         warnings.simplefilter("always", UserWarning)
-        yield Working(None, None) if display is None else Working(_phases(display), _ticks(display))
+        yield display
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -229,27 +218,10 @@ PHASES = {
 }
 PATIENCE = 10.0
 """Seconds for which nothing is said where stderr is no terminal: short commands leave no lines in a log."""
-Display: TypeAlias = Callable[[str, str, int, int, str], None]
-"""Called as display(bar, what, done, total, note): the bar is the same while what it is about changes."""
-
-
-def _phases(display: Display) -> Progress:
-    return lambda phase, done, total: display(phase, PHASES.get(phase, phase), done, total, "")
-
-
-def _ticks(display: Display) -> Callable[[Tick], None]:
-    def watch(tick: Tick) -> None:
-        what = f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}"
-        # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
-        done = int(1000 * (tick.task + tick.step / tick.steps))
-        shown = f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s"
-        display("training", what, done, 1000 * tick.tasks, shown)
-
-    return watch
 
 
 @contextmanager
-def _display() -> Iterator[Display | None]:
+def _display() -> Iterator[Progress | None]:
     """Yields what shows progress on stderr: bars on a terminal, lines in a file or pipe; None if nothing is wanted."""
     screen = _screen.get()
     if screen.quiet or screen.json:
@@ -261,38 +233,38 @@ def _display() -> Iterator[Display | None]:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        what, shown = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
-        columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), shown)
+        what = TextColumn("{task.description:>10}", markup=False)
+        columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             yield drawn_bars(bars)
 
 
-def drawn_bars(bars: Any) -> Display:
-    """Returns what draws each bar as a task of rich's `Progress`."""
+def drawn_bars(bars: Any) -> Progress:
+    """Returns what draws each phase as a task of rich's `Progress`."""
     tasks: dict[str, Any] = {}
 
-    def display(bar: str, what: str, done: int, total: int, note: str) -> None:
-        if bar not in tasks:
-            tasks[bar] = bars.add_task(what, total=total, note=note)
-        bars.update(tasks[bar], description=what, completed=done, total=total, note=note)
+    def display(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(PHASES.get(phase, phase), total=total)
+        bars.update(tasks[phase], completed=done, total=total)
 
     return display
 
 
-def progress_lines(clock: Callable[[], float] = time.monotonic) -> Display:
+def progress_lines(clock: Callable[[], float] = time.monotonic) -> Progress:
     """Returns what prints a plain line now and then: each is at least `PATIENCE` seconds, and a tenth, after the last.
 
     So a command of two minutes leaves about ten lines in a log, and one of a day less than a hundred.
     """
     began = last = clock()
 
-    def display(bar: str, what: str, done: int, total: int, note: str) -> None:
+    def display(phase: str, done: int, total: int) -> None:
         nonlocal last
         now = clock()
         if now - last < max(PATIENCE, (now - began) / 10):
             return
         last = now
         share = f"{done / total:.0%} " if total else ""
-        tell(f"{what}: {share}after {now - began:.0f} s{note and f', {note}'}\n")
+        tell(f"{PHASES.get(phase, phase)}: {share}after {now - began:.0f} s\n")
 
     return display

@@ -14,7 +14,6 @@ from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import Changes, Out
 
 if TYPE_CHECKING:
-    from tunable_magmax.training.config import PlannedTask
     from tunable_magmax.training.sequence import TrainedRun
 
 
@@ -46,31 +45,42 @@ def train(config: Path, /, *, options: TrainOptions = TrainOptions()) -> None:
     config
         What to train, on what, and how: a YAML file (docs/training.md).
     """
-    from tunable_magmax.training.config import plan_training, read_config
+    from tunable_magmax.training.config import read_config
 
     chosen, place = read_config(config, options.changes), options.out or config.with_suffix("")
     if options.dry_run:
-        plan = plan_training(chosen)
-        show_result({"out": str(place), "tasks": [asdict(task) for task in plan]}, _planned(plan, place))
+        from tunable_magmax.data.benchmark import open_benchmark
+
+        plan = [
+            {
+                "name": task.name,
+                "classes": len(task.classes),
+                "samples": len(task.train),
+                "test": len(task.test),
+                "steps": chosen.train.task_steps(len(task.train)),
+            }
+            for task in open_benchmark(chosen.benchmark).tasks
+        ]
+        show_result({"out": str(place), "tasks": plan}, _planned(plan, place))
         return
     from tunable_magmax.training.sequence import train_sequence
 
-    with working() as work:
-        run = train_sequence(chosen, place, device=options.device, progress=work.progress, watch=work.watch)
+    with working() as progress:
+        run = train_sequence(chosen, place, device=options.device, progress=progress)
     show_result(_record(run), _summary(run))
 
 
-def _planned(tasks: Sequence[PlannedTask], place: Path) -> Iterator[str]:
-    yield f"{place}: {plural(len(tasks), 'task')}, {plural(sum(task.steps for task in tasks), 'step')} in all"
-    rows = [
-        [task.name, *(f"{count:,}" for count in (task.classes, task.samples, task.test, task.steps))] for task in tasks
-    ]
+def _planned(tasks: Sequence[dict[str, Any]], place: Path) -> Iterator[str]:
+    yield f"{place}: {plural(len(tasks), 'task')}, {plural(sum(task['steps'] for task in tasks), 'step')} in all"
+    rows = [[name, *(f"{count:,}" for count in counts)] for name, *counts in (task.values() for task in tasks)]
     yield from table(rows, ["task", "classes", "samples", "test", "steps"])
 
 
 def _summary(run: TrainedRun) -> Iterator[str]:
     tasks = plural(len(run.tasks), "task")
     yield f"{run.path}: {tasks} trained" if run.trained else f"{run.path}/ is complete: {tasks}; nothing was trained"
+    rows = [[name, f"{each.steps:,}", f"{each.loss:.3f}"] for name, each in zip(run.tasks, run.results, strict=True)]
+    yield from table(rows, ["task", "steps", "last loss"])
     yield f"accuracy on every task after every task: tmx eval {run.path}"
     yield f"next: tmx tailor {run.path} --inputs DATA -o site-model/"
 

@@ -108,11 +108,6 @@ def is_one_input(value: Any) -> bool:
     return isinstance(value, str | os.PathLike) or _is_picture(value) or (_is_array(value) and value.ndim in (2, 3))
 
 
-def first_row(data: Any) -> list[Any]:
-    """Returns the first row of labelled samples in memory, as `as_labelled` takes it; no other is read."""
-    return [_rows(data)[0]]
-
-
 def class_names_of(data: Any) -> tuple[str, ...]:
     """Returns the names of a data set's class indices: those of a ClassLabel, or `classes`; none if it has none."""
     features = getattr(data, "features", None)

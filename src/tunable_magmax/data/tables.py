@@ -48,8 +48,8 @@ def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
 class Table:
     """The columns of one or several files.
 
-    `columns`: those of texts and whole numbers, which `cells` reads; `pictures`: loads the pictures of a column by
-    their positions; `names`: the class names behind a column's numbers.
+    `columns`: those without pictures, which `cells` reads; `pictures`: loads the pictures of a column by their
+    positions; `names`: the class names behind a column's numbers.
     """
 
     origin: str
@@ -109,8 +109,8 @@ class Table:
         for k, value in enumerate(values, 1):
             if type(value) not in (str, int) or not str(value).strip():
                 raise InputError(
-                    f"{self.origin}: sample {k} has no {column!r} (found {shortened(repr(value))}, expected a text or "
-                    "a whole number); every row needs one"
+                    f"{self.origin}: sample {k} has {shortened(repr(value))} as {column!r}, expected a text or a whole "
+                    "number: correct this row, or leave it out"
                 )
         return list(map(str, values))
 
@@ -177,25 +177,31 @@ def _delimited(path: Path, delimiters: str) -> dict[str, list[Any]]:
     try:
         header, *rows = csv_rows(text, delimiter) or [[]]
     except csv.Error as error:
-        raise InputError(f"{path}: not a table with a line of column names ({error})") from None
+        raise InputError(
+            f"{path}: not a table with a line of column names ({error}); a quote that opens a cell must also close it"
+        ) from None
     names = [name.strip() for name in header]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise InputError(f"{path}: several columns are called {_shown(sorted(repeated))}; give them other names")
-    wrong = next((row for row in rows if len(row) != len(names)), None)
-    if wrong is not None:
-        raise InputError(
-            f"{path}: a row has {len(wrong)} cells, but there are {plural(len(names), 'column')}: "
-            f'{shortened(delimiter.join(wrong), 200)}; a cell that holds the delimiter needs quotes: "..."'
-        )
+    for k, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise InputError(
+                f"{path}: row {k} below the column names has {plural(len(row), 'cell')}, but there are "
+                f"{plural(len(names), 'column')}: {shortened(delimiter.join(row), 200)}; a cell that holds the "
+                'delimiter needs quotes: "..."'
+            )
     return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")  # with the ends of lines as they are
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}: line {line} is not UTF-8 text ({error.reason}): save the file as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -208,7 +214,8 @@ def _parsed(path: Path, number: int, line: str) -> Any:
     try:
         return parse_json(line)
     except ValueError as error:
-        raise InputError(f"{path}: line {number} is not JSON ({error})") from None
+        why = getattr(error, "msg", error)  # the line that it counts is the only one of its own text
+        raise InputError(f"{path}: line {number} is not JSON ({why}): correct it, or leave it out") from None
 
 
 def _rows(origin: str, rows: Iterable[tuple[int, Any]], what: str) -> Table:
@@ -248,8 +255,6 @@ def json_splits(path: Path) -> list[str]:
 
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
-_STRING = r"(large_)?string(_view)?"
-_CELLS = rf"u?int\d+|{_STRING}|dictionary<values={_STRING},.*"
 _PICTURES = r"(large_)?binary|struct<bytes: binary.*"
 KEPT_BYTES = 1 << 30
 """Pictures of at most so many bytes are read once and kept: 20 tasks ask 20 times for parts of them."""
@@ -268,7 +273,7 @@ def _parquet(files: Sequence[Path], origin: str) -> Table:
         if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
             raise InputError(f"{file} has other columns than {files[0]}: {', '.join(opened[-1].schema_arrow.names)}")
     schema = opened[0].schema_arrow
-    types = {name: str(schema.field(name).type) for name in schema.names}
+    pictures = [name for name in schema.names if re.fullmatch(_PICTURES, str(schema.field(name).type))]
 
     def cells(column: str) -> list[Any]:
         with _damage(origin):
@@ -277,9 +282,9 @@ def _parquet(files: Sequence[Path], origin: str) -> Table:
     return Table(
         origin,
         sum(file.metadata.num_rows for file in opened),
-        tuple(name for name, kind in types.items() if re.fullmatch(_CELLS, kind)),
+        tuple(name for name in schema.names if name not in pictures),
         cells,
-        {name: _pictures(opened, files, name) for name, kind in types.items() if re.fullmatch(_PICTURES, kind)},
+        {name: _pictures(opened, files, name) for name in pictures},
         _class_names(schema),
     )
 
@@ -320,7 +325,7 @@ def _damage(path: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path}: not a readable parquet file ({error})") from None
+        raise InputError(f"{path}: not a readable parquet file ({error}): download or save it again") from None
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.report import MergeReport, significant
 from tunable_magmax.merging.walker import working_dtype
 
-_INHERITED = ("base_model_name_or_path", "revision", "task_type")
+_INHERITED = ("base_model_name_or_path", "revision", "task_type", "auto_mapping")
 """What the output's configuration says as the tasks' do, if they agree."""
 
 
@@ -48,7 +48,7 @@ def adapted_matrices(inputs: Inputs, rank: int) -> dict[str, LowRank]:
         problems.append("the tasks are adapters of different classes of models: a prefix of their names differs")
     most = min((min(product.shape) for product in products.values()), default=0)
     if rank > most and not problems:
-        problems.append(f"the rank is {rank}, but the smallest adapted matrix has at most rank {most}")
+        problems.append(f"the rank is {rank}, but the smallest adapted matrix has at most rank {most}, so give no more")
     if problems:
         raise InputError(
             f"the merge can't stay an adapter: {some_of(problems, joint='; ')}. Leave such tensors out with "

@@ -120,7 +120,7 @@ def run_demo(
         config, news = _config(place, seed, size)
         if notify is not None:
             notify(news)
-        _train(config, place / "run", report)
+        train_sequence(config, place / "run", device="cpu", progress=report)
         for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
         made = {}
@@ -168,13 +168,6 @@ def _config(place: Path, seed: int, size: DemoSize) -> tuple[TrainConfig, str]:
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")
     return TrainConfig.read(yaml.safe_load(wanted), place, str(file)), news
-
-
-def _train(config: TrainConfig, run: Path, report: Progress) -> None:
-    def watch(tick: Any) -> None:
-        report("train", tick.task * tick.steps + tick.step, tick.tasks * tick.steps)
-
-    train_sequence(config, run, device="cpu", progress=report, watch=watch)
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from tunable_magmax.files import Progress
 from tunable_magmax.models.pretrained import fetch_note
 from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.loop import Watch
 
 PLACES = {"model", "benchmark.data", "head.file", "keep"}
 """Settings that may differ from those of the records: where files lie, and how many samples are kept."""
@@ -35,7 +34,6 @@ def reproduce(
     work: Path,
     device: str | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
 ) -> list[Path]:
     """Does what is missing of an experiment, writes the reports, and returns the written files.
 
@@ -50,7 +48,7 @@ def reproduce(
         jobs = [job for job in plan.to_do if job.seed == seed]
         known = [record for record in (read_records(file) if file.exists() else []) if record.seed == seed]
         place = work.absolute() / experiment.setting / f"seed-{seed}"
-        for records in seed_records(experiment, jobs, known, place, device, progress, watch) if jobs else ():
+        for records in seed_records(experiment, jobs, known, place, device, progress) if jobs else ():
             append_records(file, records)
             done += 1
             if progress is not None:

@@ -37,8 +37,7 @@ from tunable_magmax.experiments.sequence_bench import EnvironmentBench, Sequence
 from tunable_magmax.files import Progress
 from tunable_magmax.models.head import Linear
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.training.config import TrainConfig, task_steps
-from tunable_magmax.training.loop import Watch
+from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 
 
@@ -99,7 +98,6 @@ def seed_records(
     place: Path,
     device: str | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
 ) -> Iterator[list[Record]]:
     """Trains what is not trained yet, and yields the records of each of one seed's jobs.
 
@@ -107,12 +105,12 @@ def seed_records(
     """
     seed = jobs[0].seed
     config = experiment.training(seed)
-    options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+    options: dict[str, Any] = {"device": device, "progress": progress}
     trained = train_sequence(config, place, **options)
     benchmark = open_benchmark(config.benchmark)
     joint = None
     if any(row.base == "joint" for job in jobs for row in job.rows):
-        steps = sum(task_steps(len(task.train), config.train) for task in benchmark.tasks)
+        steps = sum(config.train.task_steps(len(task.train)) for task in benchmark.tasks)
         together = experiment.joint_training(seed, experiment.joint_steps or steps)
         joint = joint_place(place, together)
         train_sequence(together, joint, **options)

@@ -26,7 +26,7 @@ from tunable_magmax.config import (
     refuse,
     set_value,
 )
-from tunable_magmax.data.benchmark import gather_section, open_benchmark
+from tunable_magmax.data.benchmark import gather_section
 from tunable_magmax.data.data_sets import DataSet
 from tunable_magmax.runs.kept import KEEP
 
@@ -77,6 +77,18 @@ class Optimisation:
     augment: Augmentation = "none"
     pad: PositiveInt = 2
     precision: Literal["auto", "float32"] = "auto"
+
+    def task_steps(self, samples: int) -> int:
+        """Returns how many steps a task takes; the last batch of an epoch may be smaller.
+
+        >>> Optimisation(epochs=3, batch=4).task_steps(10)
+        9
+        """
+        return self.steps or self.epochs * -(-samples // self.batch)
+
+    def warmup_steps(self, steps: int) -> int:
+        """Returns how many of a task's steps are warm-up."""
+        return int(self.warmup) if self.warmup >= 1 else round(self.warmup * steps)
 
 
 @dataclass(frozen=True)
@@ -157,41 +169,3 @@ PATHS: dict[str, Reader] = {
     "head.file": path_here,
 }
 """The keys of run.yaml that hold paths, and how each is read when it is typed on the command line."""
-
-
-def warmup_steps(warmup: float, steps: int) -> int:
-    """Returns the warm-up in steps; below 1 it is a share of the task's steps.
-
-    >>> warmup_steps(500, 200), warmup_steps(0.1, 200)
-    (500, 20)
-    """
-    return int(warmup) if warmup >= 1 else round(warmup * steps)
-
-
-def task_steps(samples: int, options: Optimisation) -> int:
-    """Returns how many steps a task takes; the last batch of an epoch may be smaller.
-
-    >>> task_steps(10, Optimisation(epochs=3, batch=4))
-    9
-    """
-    return options.steps or options.epochs * -(-samples // options.batch)
-
-
-@dataclass(frozen=True)
-class PlannedTask:
-    """One task: how many classes, training samples, test samples and steps."""
-
-    name: str
-    classes: int
-    samples: int
-    test: int
-    steps: int
-
-
-def plan_training(config: TrainConfig) -> tuple[PlannedTask, ...]:
-    """Plans a training run without reading inputs or weights."""
-    options = config.train
-    return tuple(
-        PlannedTask(task.name, len(task.classes), len(task.train), len(task.test), task_steps(len(task.train), options))
-        for task in open_benchmark(config.benchmark).tasks
-    )

@@ -15,31 +15,15 @@ from torch.nn import functional
 
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.training.config import Augmentation, Optimisation, task_steps, warmup_steps
+from tunable_magmax.training.config import Augmentation, Optimisation
 
 if TYPE_CHECKING:
     from tunable_magmax.models.prepared import Batch, Prepared
 
-STEPS_PER_TICK = 25
+STEPS_PER_REPORT = 25
 AREA = (0.9, 1.0)
 """Shares of the area that a resized crop may keep."""
 RATIO = (3 / 4, 4 / 3)
-
-
-@dataclass(frozen=True)
-class Tick:
-    """The progress of training: after `step` of a task's `steps`, counted from 1; `loss`: mean since the last tick."""
-
-    task: int
-    tasks: int
-    step: int
-    steps: int
-    epoch: int
-    loss: float
-    samples_per_second: float
-
-
-Watch = Callable[[Tick], None]
 
 
 @dataclass(frozen=True)
@@ -70,18 +54,18 @@ def train_task(
     *,
     seed: int,
     task: int = 0,
-    tasks: int = 1,
-    watch: Watch | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> TaskResult:
     """Trains in place; `targets` [n] are indices among the task's classes, `task` its number from 0.
 
+    `report` is called now and then with the number of steps that are done.
+
     On the CPU the result depends on the weights before, the inputs, the options, the seed and the task's number alone.
     """
-    began = last = time.perf_counter()
+    began = time.perf_counter()
     gpu = inputs.device.type == "cuda"
     reduced = options.precision == "auto" and gpu
-    steps, per_epoch = task_steps(len(inputs), options), -(-len(inputs) // options.batch)
-    warmup = warmup_steps(options.warmup, steps)
+    steps, per_epoch = options.task_steps(len(inputs)), -(-len(inputs) // options.batch)
     optimiser = torch.optim.AdamW(
         learner.parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True if gpu else None
     )
@@ -95,7 +79,7 @@ def train_task(
             chosen = slice(place * options.batch, (place + 1) * options.batch)
             if not gpu:
                 torch.manual_seed(derived_seed(seed, "step", task, step))
-            optimiser.param_groups[0]["lr"] = learning_rate(step, steps, options.lr, warmup)
+            optimiser.param_groups[0]["lr"] = learning_rate(step, steps, options.lr, options.warmup_steps(steps))
             batch = _batch(inputs, order[chosen], numbers[chosen], options)
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=reduced):
                 embedded = learner.embed(batch)
@@ -105,19 +89,16 @@ def train_task(
             if options.clip is not None:
                 nn.utils.clip_grad_norm_(learner.parameters, options.clip)
             optimiser.step()
-            total, counted = total + error.detach(), counted + 1
-            done = step + 1
-            if done % STEPS_PER_TICK == 0 or done == steps:
-                loss, now = float(total) / counted, time.perf_counter()
+            total, counted, done = total + error.detach(), counted + 1, step + 1
+            if done % STEPS_PER_REPORT == 0 or done == steps:
+                loss, total, counted = float(total) / counted, torch.zeros_like(total), 0
                 if not math.isfinite(loss):
                     raise TmxError(
                         f"training diverged: the loss of task {task + 1} is {loss} at step {done} of {steps}; try a "
                         f"smaller train.lr than {options.lr:g}, or a train.clip"
                     )
-                if watch is not None:
-                    speed = counted * options.batch / max(now - last, 1e-9)
-                    watch(Tick(task, tasks, done, steps, epoch + 1, loss, speed))
-                total, counted, last = torch.zeros_like(total), 0, now
+                if report is not None:
+                    report(done)
     return TaskResult(steps, len(inputs), loss, time.perf_counter() - began)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
-from tunable_magmax.data.memory import class_names_of, first_row
+from tunable_magmax.data.memory import class_names_of
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
@@ -120,10 +120,9 @@ def callback(
 ) -> Any:
     """Returns a `transformers.TrainerCallback` that records the task when its training ends, and before it the base.
 
-    `data` and `eval_data`: as of `record_task`; by default what the Trainer trains on and evaluates on. Data that no
-    profile can be made of is refused when training begins; with `data=False` the checkpoint alone is recorded. A
-    training that is interrupted records nothing, and can be done again. A task that is recorded already is refused at
-    once, so that it is not trained in vain; `recorded(run)` says which are, and where their checkpoints are.
+    `data` and `eval_data`: as of `record_task`; by default what the Trainer trains on and evaluates on. A training that
+    is interrupted records nothing, and can be done again. A task that is recorded already is refused at once, so that
+    it is not trained in vain; `recorded(run)` says which are, and where their checkpoints are.
 
     >>> Trainer(model, args, train_dataset=data, callbacks=[callback("run/", task="travel")])  # doctest: +SKIP
     """
@@ -150,15 +149,12 @@ def callback(
                     f"training goes on from step {state.global_step}, and {path} does not know where it began: call "
                     f"record_base({str(path)!r}, BASE) with the path of the pre-trained checkpoint"
                 )
-            if data is not False:
-                _require_readable(Run.open(path, begun=True).base, _data(data, parts, "train"), _processor(parts))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
                 trained, held = _data(data, parts, "train"), _data(eval_data, parts, "eval")
-                samples = {} if data is False else {"data": trained, "eval_data": held}
-                options = {**samples, "processing_class": _processor(parts), "replace": replace, "keep": keep}
-                record_task(path, task, parts["model"], **options)
+                options = {"processing_class": _processor(parts), "replace": replace, "keep": keep}
+                record_task(path, task, parts["model"], trained, eval_data=held, **options)
 
     return RecordTask()
 
@@ -172,21 +168,6 @@ def _data(data: Any, parts: Any, which: str) -> Any:
 def _processor(parts: Any) -> Any:
     """Returns what prepares the Trainer's inputs, which older versions of transformers call tokenizer."""
     return parts.get("processing_class") or parts.get("tokenizer")
-
-
-def _require_readable(base: Path, data: Any, processor: Any) -> None:
-    """Refuses data that no profile and no samples can be made of, as far as its first item tells."""
-    from tunable_magmax.models.pretrained import IMAGE_FILES, VOCABULARIES
-
-    advice = "give the callback other data=, or data=False to record no more than the checkpoint"
-    try:
-        in_memory = not isinstance(data, Samples | str | os.PathLike)
-        kind = open_labelled(first_row(data) if in_memory else data, {}, processor).kind
-    except InputError as error:
-        raise InputError(f"{error}; {advice}") from None
-    files, needed = (IMAGE_FILES, "image processor") if kind == "image" else (VOCABULARIES, "tokenizer")
-    if not any((base / name).is_file() for name in files) and not hasattr(processor, "save_pretrained"):
-        raise InputError(f"{base} has no {needed}: give it to the Trainer as processing_class, or {advice}")
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +14,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
+from tunable_magmax.data.data_sets import imported
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.models.prepared import Prepared, prepare
-from tunable_magmax.models.pretrained import put_companions, quiet
+from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
+from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
+from tunable_magmax.models.pretrained import first_line, put_companions, quiet
 from tunable_magmax.models.profiling import profile_task
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.config import BUILTIN, TrainConfig
-from tunable_magmax.training.heads import load_base, make_head, new_classifier, read_classifier
-from tunable_magmax.training.loop import Learner, TaskResult, Watch, train_task
+from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
+from tunable_magmax.training.loop import Learner, TaskResult, train_task
 
 if TYPE_CHECKING:
     from tunable_magmax.models.prepared import Batch
+
+MEAN_SAMPLES = 200
+"""Samples of each class for class means; more would hardly move them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,6 @@ def train_sequence(
     *,
     device: str | None = None,
     progress: Progress | None = None,
-    watch: Watch | None = None,
 ) -> TrainedRun:
     """Trains a model through the tasks of a benchmark into a run directory that `tailor`, `merge` and `eval` read.
 
@@ -71,7 +77,7 @@ def train_sequence(
                 else _FrozenHead(config, run, benchmark, base, head)
             )
             for t in range(finished, len(tasks)):
-                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, progress=progress), watch)
+                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, progress=progress), progress)
         facts = [task.training for task in run.record.tasks if task.training is not None]
         results = tuple(TaskResult(**each) for each in facts)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
@@ -82,6 +88,7 @@ class _Sequence(ABC):
 
     def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder) -> None:
         self.config, self.run, self.benchmark, self.base = config, run, benchmark, base
+        self.steps = [config.train.task_steps(len(task.train)) for task in benchmark.tasks]
 
     @abstractmethod
     def learner(self, t: int) -> Learner:
@@ -91,14 +98,19 @@ class _Sequence(ABC):
     def save(self, folder: Path) -> None:
         """Writes the checkpoint."""
 
-    def train(self, t: int, inputs: Prepared, watch: Watch | None) -> None:
+    def train(self, t: int, inputs: Prepared, progress: Progress | None) -> None:
         """Trains task t, and enters it into the run when it is complete: run.json last, which says what is finished."""
         config, run, task, count = self.config, self.run, self.benchmark.tasks[t], len(self.benchmark.tasks)
+
+        def report(done: int) -> None:
+            if progress is not None:
+                progress("train", sum(self.steps[:t]) + done, sum(self.steps))
+
         position = torch.full((len(self.benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
         position[list(task.classes)] = torch.arange(len(task.classes), device=inputs.device)
         assert inputs.labels is not None
-        targets, place = position[inputs.labels], {"seed": config.seed, "task": t, "tasks": count}
-        result = train_task(self.learner(t), inputs, targets, config.train, **place, watch=watch)
+        targets, seed = position[inputs.labels], config.seed
+        result = train_task(self.learner(t), inputs, targets, config.train, seed=seed, task=t, report=report)
         checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
         self.save(checkpoint)
         result = replace(result, seconds=round(result.seconds, 3))
@@ -134,12 +146,12 @@ class _NewClassifiers(_Sequence):
 
     def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder) -> None:
         super().__init__(config, run, benchmark, base)
-        self.inner = read_classifier(base, run.tasks[-1]) if run.tasks else base.module.state_dict()
+        self.inner = _read_classifier(base, run.tasks[-1]) if run.tasks else base.module.state_dict()
         self.module: Any = None
 
     def learner(self, t: int) -> Learner:
         classes = [self.benchmark.classes[k] for k in self.benchmark.tasks[t].classes]
-        self.module = new_classifier(self.base, self.inner, classes, derived_seed(self.config.seed, "classifier", t))
+        self.module = _new_classifier(self.base, self.inner, classes, derived_seed(self.config.seed, "classifier", t))
         self.inner = self.module.base_model.state_dict()  # the same memory: after training, what the next begins with
         return Learner(self.module, [*self.module.parameters()], self._logits, torch.Tensor.float)
 
@@ -157,6 +169,9 @@ class _NewClassifiers(_Sequence):
         write_folder(folder, fill)
 
 
+# -- base and head -----------------------------------------------------------------------------------------------------
+
+
 def _base_and_head(
     config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, progress: Progress | None
 ) -> tuple[Encoder, Head | None]:
@@ -164,12 +179,12 @@ def _base_and_head(
     if not run.base.exists():
         scratch = run.empty_folder("pretrained.partial")
         try:
-            encoder = load_base(config, benchmark, scratch, device, progress)
+            encoder = _load_base(config, benchmark, scratch, device, progress)
             if config.head.source == BUILTIN:
                 # An architecture that does not fit is reported before anything is written.
-                new_classifier(encoder, encoder.module.state_dict(), ["any"], 0)
+                _new_classifier(encoder, encoder.module.state_dict(), ["any"], 0)
             else:
-                head = make_head(config, encoder, benchmark, progress)
+                head = _make_head(config, encoder, benchmark, progress)
                 encoder = image_tower(encoder)
                 trainable(encoder, config.train.freeze)
                 assert run.head is not None
@@ -178,6 +193,72 @@ def _base_and_head(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
+
+
+def _load_base(
+    config: TrainConfig, benchmark: Benchmark, scratch: Path, device: str | None, progress: Progress | None
+) -> Encoder:
+    """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
+    if config.model == GLYPHS:
+        glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
+        encoder = load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
+    else:
+        encoder = load_encoder(located(Path(config.model).expanduser(), config.root), device)
+    texts = encoder.tokenizer is not None and not encoder.is_whole
+    if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
+        wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"
+        raise InputError(
+            f"{benchmark.name} holds {benchmark.kind}s, which {encoder.path} ({encoder.family}) does not learn to "
+            f"encode: choose {wanted}"
+        )
+    return encoder
+
+
+def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progress: Progress | None) -> Head:
+    """Makes the frozen head over all classes of the benchmark, in their order."""
+    options, classes = config.head, benchmark.classes
+    source = _source(config, encoder)
+    templates = options.templates or benchmark.prompts or "plain"
+    if source == "file":
+        assert options.file is not None
+        head = load_head(config.root / options.file).select(classes)
+    elif source == "glyphs":
+        head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
+    elif source == "means":
+        head = _mean_head(encoder, benchmark, config.seed, progress)
+    else:
+        head = name_head(encoder, classes, templates)
+    if options.logit_scale is not None:
+        head = Head.of(unit_rows(head.weight), classes, options.logit_scale, head.bias)
+    require_match(encoder, head)
+    return head
+
+
+def _source(config: TrainConfig, encoder: Encoder) -> str:
+    if config.head.source != "auto":
+        return config.head.source
+    if config.head.file is not None:
+        return "file"
+    if config.model == GLYPHS:
+        return "glyphs"
+    if encoder.image_processor is not None and encoder.tokenizer is not None:
+        return "text"
+    return "means" if encoder.tokenizer is None else "names"
+
+
+def _mean_head(encoder: Encoder, benchmark: Benchmark, seed: int, progress: Progress | None) -> Head:
+    """Makes a head of class means: the base encoder embeds some training samples of each class."""
+    labels: Any = benchmark.train.labels
+    generator = torch.Generator().manual_seed(derived_seed(seed, "class means"))
+    by_class: dict[int, list[int]] = {}
+    for position in sorted({k for task in benchmark.tasks for k in task.train}):
+        by_class.setdefault(labels[position], []).append(position)
+    chosen: list[int] = []
+    for positions in by_class.values():
+        order = torch.randperm(len(positions), generator=generator)[:MEAN_SAMPLES].tolist()
+        chosen += [positions[k] for k in order]
+    inputs = prepare(encoder, benchmark.train, sorted(chosen), progress=progress)
+    return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)
 
 
 def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
@@ -200,3 +281,46 @@ def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Ben
         "digests": {"base": base.digest, **({} if head is None else {"head": head.digest})},
         "benchmark": benchmark.facts,
     }
+
+
+# -- a new classifier for each task -----------------------------------------------------------------------------------
+
+
+def _new_classifier(base: Encoder, inner: Mapping[str, Tensor], classes: Sequence[str], seed: int) -> Any:
+    """Makes a classifier of transformers over some classes: the encoder's tensors `inner`, all else new, by a seed.
+
+    New are the classifier and, where `inner` has none and the architecture wants one, the pooler.
+    """
+    config: Any = copy.deepcopy(base.module.config)
+    config.id2label = dict(enumerate(classes))
+    config.label2id = {name: k for k, name in enumerate(classes)}
+    config.problem_type = "single_label_classification"  # also where there is but one class
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            module: Any = _auto_class(base).from_config(config)
+        except ValueError as error:
+            raise InputError(f"{base.path}: head.source is 'builtin', but {first_line(error)}") from None
+    missing = sorted(module.base_model.load_state_dict(inner, strict=False).missing_keys)
+    lacking = [name for name in missing if "pooler" not in name.split(".")]
+    if lacking:
+        raise InputError(
+            f"{base.path}: head.source is 'builtin', but {type(module).__name__} does not begin with this encoder: it "
+            f"lacks {len(lacking)} tensors, first {lacking[0]!r}; choose a BERT-like encoder of texts, or a ViT or DeiT"
+        )
+    return module.to(base.device)
+
+
+def _read_classifier(base: Encoder, path: Path) -> dict[str, Tensor]:
+    """Returns the encoder's tensors in a classifier that `_new_classifier` made and that was saved."""
+    with quiet():
+        module: Any = _auto_class(base).from_pretrained(path, local_files_only=True)
+    tensors: dict[str, Tensor] = module.base_model.state_dict()
+    return tensors
+
+
+def _auto_class(base: Encoder) -> Any:
+    import transformers
+
+    kind = "Sequence" if base.tokenizer is not None else "Image"
+    return getattr(transformers, f"AutoModelFor{kind}Classification")

@@ -114,7 +114,8 @@ def test_features_are_made_once_and_the_oldest_are_forgotten(image_run, tmp_path
         some = data.take([0, 3], "some")
         np.testing.assert_allclose(bench.features(SPECS[1], some), bench.features(SPECS[1], data)[[0, 3]], atol=1e-5)
         bench.forget("some")
-        assert bench.keeps(SPECS[1], data)
+        assert bench.keeps(SPECS[1], some)  # as a part of all
+        assert bench.embedded == len(data)
         monkeypatch.setattr(benches, "CACHE_BYTES", bench.features(BASE, data).nbytes * 2)
         bench.features(SPECS[2], data)
         assert [bench.keeps(spec, data) for spec in (SPECS[1], BASE, SPECS[2])] == [False, True, True]

@@ -20,6 +20,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "nu
 TEXT = {"vocab_size": 16, "max_position_embeddings": 24, **SIZES}
 IMAGE = {"image_size": 16, "patch_size": 8, **SIZES}
 DISTIL = {"vocab_size": 16, "max_position_embeddings": 24, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 KINDS = {
     "bert": TEXT,
     "distilbert": DISTIL,
@@ -28,7 +29,11 @@ KINDS = {
     "deberta": {**TEXT, "pooler_hidden_size": 16},
     "vit": IMAGE,
     "deit": IMAGE,
+    "gpt2": {"vocab_size": 16, "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2, **TOKENS},
+    "llama": {**TEXT, "num_key_value_heads": 2, **TOKENS},
+    "modernbert-decoder": {**TEXT, **TOKENS},
 }
+DECODERS = ("gpt2", "llama", "modernbert-decoder")
 BYPASSED = ("bert", "distilbert", "roberta", "electra", "deberta")
 LABELS = {0: "cat", 1: "dog", 2: "owl"}
 
@@ -49,7 +54,7 @@ def batch(encoder: BuiltinEncoder, count: int = 12) -> dict[str, torch.Tensor]:
     if encoder.module.main_input_name == "input_ids":
         ids = torch.randint(3, 16, (count, 8), generator=generator)
         mask = torch.ones_like(ids)
-        mask[: count // 2, 5:] = 0
+        ids[: count // 2, 5:] = mask[: count // 2, 5:] = 0
         return {"input_ids": ids, "attention_mask": mask}
     return {"pixel_values": torch.randn(count, 3, 16, 16, generator=generator)}
 
@@ -85,6 +90,7 @@ def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
     np.testing.assert_allclose(encoder.linear.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
     names = [view.name for view in encoder.views]
     assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
+    assert encoder.views[0].bias == (kind not in DECODERS)
     assert encoder.why_not is None
     assert encoder.labels == tuple(LABELS.values())
 
@@ -99,7 +105,7 @@ def test_a_written_head_gives_its_logits_through_transformers_alone(kind, view, 
     rows = rows_of(encoder, inputs)
     columns = next(each.columns for each in encoder.views if each.name == view)
     rng = np.random.default_rng(2)
-    head = Linear(np.zeros((3, encoder.dim)), rng.normal(size=3))
+    head = Linear(np.zeros((3, encoder.dim)), rng.normal(size=3) * encoder.views[0].bias)
     head.weight[:, columns] = scale * rng.normal(size=(3, rows[:, columns].shape[1])) / 16
     written(tmp_path, encoder, head, view, float(np.abs(rows[:, columns]).max()))
     found = plain_logits(tmp_path, inputs)
@@ -137,33 +143,6 @@ def test_the_state_of_another_thread_is_not_read(tmp_path):
         together = list(threads.map(pool, parts))
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-DECODERS = {
-    "gpt2": {"vocab_size": 16, "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2},
-    "llama": {**TEXT, "num_key_value_heads": 2},
-    "modernbert-decoder": TEXT,
-}
-
-
-@pytest.mark.parametrize("kind", DECODERS)
-def test_decoders_have_a_last_layer_without_bias_and_keep_their_head(kind, tmp_path):
-    torch.manual_seed(0)
-    names = {"id2label": LABELS, "label2id": {name: k for k, name in LABELS.items()}}
-    config = transformers.AutoConfig.for_model(
-        kind, **DECODERS[kind], **names, pad_token_id=0, bos_token_id=1, eos_token_id=2
-    )
-    encoder = load_builtin(tiny.save(transformers.AutoModelForSequenceClassification.from_config(config), tmp_path))
-    assert (encoder.layers, encoder.views, encoder.dim) == (None, (), 3)
-    assert "no bias" in encoder.why_not
-    inputs = batch(encoder)
-    rows = rows_of(encoder, inputs)
-    np.testing.assert_allclose(encoder.head.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
-    # The architecture has no place for a bias: transformers would ignore it.
-    file = tmp_path / "model.safetensors"
-    last = next(name for name in load_file(file) if name in ("score.weight", "classifier.weight"))
-    save_file({**load_file(file), last.replace("weight", "bias"): torch.ones(3)}, file, {"format": "pt"})
-    np.testing.assert_allclose(plain_logits(tmp_path, inputs), rows, atol=1e-5)
 
 
 def test_a_classifier_that_does_not_end_in_a_linear_layer_keeps_its_head(tmp_path, monkeypatch):

@@ -147,6 +147,29 @@ def test_a_view_that_the_old_head_does_not_read_is_used_only_if_every_class_has_
     assert fit_head(Rows.of(both[some], labels[some]), np.full(CLASSES, 0.25), old, views=views).view != "token"
 
 
+@pytest.mark.parametrize("constant", [0.0, 3.0])
+def test_a_head_without_a_bias_has_constants_in_its_matrix(constant):
+    """As good as one with a bias where features have a constant direction, and nowhere better than it says."""
+
+    def rows_of(features):
+        return np.concatenate([features + 1.0, np.full((len(features), 1), constant)], axis=1)
+
+    features, labels, means = draw(400)
+    fresh, truth, _ = draw(2000, seed=8)
+    old, shares = Linear(rows_of(means), np.zeros(CLASSES)), np.array([0.4, 0.3, 0.2, 0.1])
+    free, tied = (
+        fit_head(Rows.of(rows_of(features), labels), shares, old, old_shares=4 * shares, views=[view])
+        for view in (View("all", slice(None)), View("all", slice(None), bias=False))
+    )
+    assert not tied.linear.bias.any()
+    assert tied.loss < tied.old_loss
+    weights = shares[truth] / shares[truth].sum()
+    loss = -weights @ log_softmax(tied.linear.logits(rows_of(fresh)))[np.arange(len(truth)), truth]
+    assert loss == pytest.approx(tied.loss, abs=0.06)
+    if constant:
+        assert tied.loss == pytest.approx(free.loss, abs=0.02)
+
+
 def test_one_row_a_class_cannot_be_judged_and_is_trusted_little():
     features, labels, means = draw(CLASSES)
     found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), None)

@@ -399,14 +399,13 @@ def test_a_saved_configuration_has_the_stacked_head_and_says_so(builtin, tmp_pat
         assert torch.equal(merged[name], value), name
 
 
-def test_a_classifier_without_a_bias_keeps_the_old_head_with_a_note(tmp_path):
+def test_a_classifier_without_a_bias_takes_a_fitted_head_too(tmp_path):
     run = builtin_run.build_builtin(tmp_path / "run", "gpt2")
     init_run(run, InitOptions(data=[f"{name}={run / name}.csv" for name in builtin_run.TASKS]))
-    found = made(run, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
-    assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
-    assert "'score', has no bias" in found.record.head.note
-    with pytest.raises(InputError, match="no bias"):
-        made(run, SiteSources(weights=(0.7, 0.3)), tmp_path / "fitted", head="fitted")
+    found = made(run, SiteSources(weights=(0.7, 0.3)), tmp_path / "out", head="fitted")
+    assert found.record.head.kind == "fitted"
+    assert found.record.head.log_loss < found.record.head.old_log_loss
+    assert "score.bias" not in load_file(tmp_path / "out/model.safetensors")
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

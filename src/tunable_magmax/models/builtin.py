@@ -1,7 +1,8 @@
 """Models of transformers with a classifier of their own: encoders whose embeddings are what the classifier reads.
 
-The embedding is the input of the last linear layer. Where a hidden layer comes before it, its input follows in the same
-row: the hidden layer can be made to pass that on as it is, so a head may be fitted to either.
+The embedding is the input of the last linear layer, of decoders that of the token whose logits are the model's. Where a
+hidden layer comes before it, its input follows in the same row: the hidden layer can be made to pass that on as it is,
+so a head may be fitted to either.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SHIFT_FACTOR = 8.0
 
 
 class ClassifierLayers:
-    """The last linear layer of a classifier and the hidden one before it, whose inputs are caught in a forward pass.
+    """The last linear layer of a classifier and the hidden one before it, whose inputs a forward pass now returns.
 
     `views`: what of a row a head may be fitted to; `dim`: the width of a row.
     """
@@ -48,26 +49,31 @@ class ClassifierLayers:
     def __init__(self, module: nn.Module, last: str, hidden: str | None, activation: str | None) -> None:
         self.activation, self._names = activation, (last, hidden)
         self._last: Any = module.get_submodule(last)
-        layers: list[Any] = [self._last, *([] if hidden is None else [module.get_submodule(hidden)])]
+        width: Any = self._last.in_features
+        # The logits are what the last layer gives, of decoders for one token: now they are what it reads, there too.
+        self._last.register_forward_hook(lambda layer, inputs, output: inputs[0])
+        self.dim: int = width
+        self.views: tuple[View, ...] = (View(INPUT, slice(0, self.dim), bias=self._last.bias is not None),)
         self._caught = threading.local()
-        for layer, place in zip(layers, (INPUT, TOKEN), strict=False):
-            layer.register_forward_pre_hook(lambda _, inputs, place=place: setattr(self._caught, place, inputs[0]))
-        self.dim = sum(layer.in_features for layer in layers)
-        token = View(TOKEN, slice(self._last.in_features, self.dim), old=False)
-        self.views = (View(INPUT, slice(0, self._last.in_features)), *([] if hidden is None else [token]))
+        if hidden is not None:
+            layer: Any = module.get_submodule(hidden)
+            layer.register_forward_pre_hook(lambda layer, inputs: setattr(self._caught, TOKEN, inputs[0]))
+            self.views = (*self.views, View(TOKEN, slice(self.dim, self.dim + layer.in_features), old=False))
+            self.dim += layer.in_features
 
-    def features(self) -> Tensor:
-        """Returns what was caught in this thread's last forward pass, [n, width of both]."""
+    def features(self, logits: Tensor) -> Tensor:
+        """Returns the rows [n, width of both] of this thread's last forward pass, which gave the `logits`."""
         import torch
 
-        return torch.cat([getattr(self._caught, view.name) for view in self.views], dim=1)
+        return torch.cat([logits, *(getattr(self._caught, view.name) for view in self.views[1:])], dim=1)
 
     def linear(self) -> Linear:
         """Returns the last layer as a head over whole rows."""
         weight = self._last.weight.detach().double().cpu().numpy()
         full = np.zeros((len(weight), self.dim))
         full[:, : weight.shape[1]] = weight
-        return Linear(full, self._last.bias.detach().double().cpu().numpy())
+        bias = self._last.bias
+        return Linear(full, np.zeros(len(full)) if bias is None else bias.detach().double().cpu().numpy())
 
     def tensors(self, head: Linear, view: str, largest: float) -> dict[str, NDArray[np.float32]]:
         """Returns the tensors, by the module's names, that make the module give a head's logits.
@@ -86,7 +92,9 @@ class ClassifierLayers:
                 shift = SHIFT_FACTOR * 2.0 ** np.ceil(np.log2(max(1.0, largest)))
                 bias = bias - shift * weight.sum(axis=1)
             made = {f"{hidden}.weight": passing, f"{hidden}.bias": np.full(len(passing), shift)}
-        made = {f"{last}.weight": weight, f"{last}.bias": bias, **made}
+        made[f"{last}.weight"] = weight
+        if self._last.bias is not None:
+            made[f"{last}.bias"] = bias
         return {name: values.astype(np.float32) for name, values in made.items()}
 
 
@@ -104,7 +112,7 @@ class BuiltinEncoder(Encoder):
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         module: Any = self.module
         logits: Tensor = module(**batch if isinstance(batch, Mapping) else {"pixel_values": batch}).logits
-        return logits if self.layers is None else self.layers.features()
+        return logits if self.layers is None else self.layers.features(logits)
 
     @property
     def linear(self) -> Linear:
@@ -180,7 +188,7 @@ def builtin_encoder(
 
 
 def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
-    """Finds the last layer: linear, with a bias and a row for each label, and what it gives are the model's logits.
+    """Finds the last layer: linear, with a row for each label, and what it gives are the model's logits.
 
     Returns what is wrong if there is none.
     """
@@ -206,10 +214,6 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
     last = next((name for name in reversed(named) if name in caught and _ends_in(caught[name], logits)), None)
     if last is None:
         return "the model's logits are not those of a linear layer"
-    if layers[last].bias is None:
-        return f"its last layer, {last!r}, has no bias"
-    if caught[last].dim() != 2:
-        return f"its last layer, {last!r}, classifies every token"
     hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
     layer = layers.get(str(hidden))
     square = layer is not None and layer.in_features == layer.out_features == layers[last].in_features

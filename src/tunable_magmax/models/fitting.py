@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats
-from tunable_magmax.models.discriminant import FOLDS, Discriminant, Ints, class_totals, stratified_folds
+from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, Ints, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
@@ -27,6 +27,8 @@ CAUTIOUS = 0.2
 """The factor of discriminants that cannot be judged, because no class has two rows: they are far too sure."""
 LEAST_GAIN = 0.002
 """A fitted head whose log loss is not smaller than the old one's by this is not worth having."""
+CONSTANT_RIDGE = 1e-3
+"""Of the mean square of the features: the ridge of the direction along which they are constant."""
 SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
@@ -63,11 +65,15 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Columns of the features that a head may be fitted to. `old`: whether the old head reads these columns too."""
+    """Columns of the features that a head may be fitted to. `old`: whether the old head reads these columns too.
+
+    `bias`: whether it can have a bias. If not, constants go into the matrix, along what is nearly the same in all rows.
+    """
 
     name: str
     columns: slice
     old: bool = True
+    bias: bool = True
 
 
 WHOLE = View("features", slice(None))
@@ -130,7 +136,7 @@ def fit_head(
     if old is not None and old_shares is not None:
         old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
-    problem = _Problem(folded, shares / shares.sum(), old)
+    problem = _Problem(folded, shares / shares.sum(), old, next(iter(views or [WHOLE])))
     old_fit = problem.old_only()
     usable = [view for view in views or [WHOLE] if view.old or folded.present.all()]
     if not len(folded.rows) or not usable:
@@ -168,6 +174,7 @@ class FoldedRows:
         """Rows that judge: their class has other rows, in other folds."""
         self._fits: dict[str, tuple[Discriminant, list[FoldFit]]] = {}
         self._scores: dict[tuple[str, float], Floats] = {}
+        self._constant: tuple[Floats, Floats] | None = None
 
     def fits(self, view: View, anchors: NDArray[Any] | None = None) -> tuple[Discriminant, list[FoldFit]]:
         """Returns the discriminant of a view, and those of the folds. `anchors`: directions of classes without rows."""
@@ -198,11 +205,42 @@ class FoldedRows:
         key = (view.name, shrinkage)
         if key not in self._scores:
             scores = np.empty((len(self.judged), self.classes))
-            for places, features, others in self.fits(view)[1]:
+            whole, parts = self.fits(view)
+            for places, features, others in parts:
                 weight, bias = others.linear(shrinkage)
                 scores[places] = features @ weight.T + bias
+                if not view.bias:  # the rows are less their centre, so the constant is not all of the bias
+                    away = self.constant(view)[1][places] - 1
+                    scores[places] += away[:, None] * (bias - weight @ whole.centre)
             self._scores[key] = _centred(scores)
         return self._scores[key]
+
+    def constant(self, view: View) -> tuple[Floats | None, Floats]:
+        """Returns the direction [width] along which rows are nearly 1, and the judged rows along those of other folds.
+
+        With a bias there is no need of one: the judged rows are 1.
+        """
+        if view.bias:
+            return None, np.ones(len(self.judged))
+        if self._constant is None:
+            features = self.rows.features[:, view.columns]
+            along = np.ones(len(self.judged))
+            for fold in np.unique(self.folds[self.judged]):
+                mine = self.folds[self.judged] == fold
+                along[mine] = features[self.judged[mine]] @ _constant_direction(features[self.folds != fold])
+            self._constant = _constant_direction(features), along
+        return self._constant
+
+
+def _constant_direction(features: Floats) -> Floats:
+    """Returns the direction [width] along which rows are 1 on average and differ least (ridge regression)."""
+    if not len(features):
+        return np.zeros(features.shape[1])
+    mean, square = features.mean(axis=0), features.T @ features / len(features)
+    level = max(np.trace(square) / len(square), NO_VARIANCE)
+    direction = np.linalg.solve(square + CONSTANT_RIDGE * level * np.eye(len(square)), mean)
+    scaled: Floats = direction / max(mean @ direction, NO_VARIANCE)
+    return scaled
 
 
 @lru_cache(8)
@@ -214,10 +252,14 @@ def _folds(labels: bytes, seed: int) -> Ints:
 class _Problem:
     """Folded rows at a site with some class shares: the heads that may be made of them, judged by their log loss."""
 
-    def __init__(self, folded: FoldedRows, shares: Floats, old: Linear | None) -> None:
+    def __init__(self, folded: FoldedRows, shares: Floats, old: Linear | None, first: View) -> None:
+        """`first`: the view whose last layer says whether there is a bias."""
         rows, judged = folded.rows, folded.judged
         self.folded, self.old = folded, old
         self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
+        self.direction, ones = folded.constant(first)
+        self.offset: Floats = self.log_site if first.bias else ones[:, None] * self.log_site
+        """What is added to the scores of judged rows: [classes], or where there is no bias [judged, classes]."""
         self.labels = rows.labels[judged]
         self.weights = site_weights(self.labels, rows.counts[judged], shares)
         # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
@@ -228,7 +270,8 @@ class _Problem:
         self.old_pooled: tuple[float, float | None] = 1.0, None
         """The old head's factor, and its loss if anything can judge."""
         if old is not None and len(judged):
-            self.old_scores = [_centred(old.logits(rows.features[judged]))]
+            scores = old.logits(rows.features[judged])
+            self.old_scores = [_centred(scores if first.bias else scores + (ones - 1)[:, None] * old.bias)]
             (factor,), loss = self._pooled(self.old_scores, [1.0])
             self.old_pooled = factor, loss
 
@@ -238,7 +281,7 @@ class _Problem:
             return None
         factor, loss = self.old_pooled
         judged = {} if loss is None else self._judgement(factor * self.old_scores[0])
-        linear = Linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
+        linear = self._linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
         return FittedHead(linear, "old", "", len(self.folded.rows), None, factor, 0.0, loss, loss, **judged)
 
     def fitted(self, view: View) -> FittedHead:
@@ -259,7 +302,13 @@ class _Problem:
         if old is not None:
             full, offset = full + old_factor * old.weight, offset + old_factor * old.bias
         settings = (shrinkage, old_factor, fit_factor, loss, self.old_pooled[1])
-        return FittedHead(Linear(full, offset), "fitted", view.name, len(self.folded.rows), *settings, **judged)
+        return FittedHead(self._linear(full, offset), "fitted", view.name, len(self.folded.rows), *settings, **judged)
+
+    def _linear(self, weight: NDArray[Any], offset: NDArray[Any]) -> Linear:
+        """Returns a head with a bias, or with that in its matrix."""
+        if self.direction is None:
+            return Linear(weight, offset)
+        return Linear(weight + np.outer(offset, self.direction), np.zeros_like(offset))
 
     def _tables(self, view: View, shrinkage: float) -> list[Floats]:
         return [*(self.old_scores if view.old else []), self.folded.scores(view, shrinkage)]
@@ -283,13 +332,13 @@ class _Problem:
 
     def _pooled(self, tables: list[Floats], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
-        factors = _least_loss(np.stack(tables), self.targets, self.weights, self.log_site, np.array(start))
-        logits = np.tensordot(factors, tables, axes=1) + self.log_site
+        factors = _least_loss(np.stack(tables), self.targets, self.weights, self.offset, np.array(start))
+        logits = np.tensordot(factors, tables, axes=1) + self.offset
         right = log_softmax(logits)[np.arange(len(self.labels)), self.labels]
         return tuple(factors.tolist()), -float(self.weights @ right)
 
     def _judgement(self, scores: Floats) -> dict[str, Any]:
-        logits = scores + self.log_site
+        logits = scores + self.offset
         chances = np.exp(log_softmax(logits)[np.arange(len(self.labels)), self.labels])
         right = logits.argmax(axis=1) == self.labels
         return {"right": right, "chances": chances, "row_weights": self.weights, "judged": self.folded.judged}

@@ -58,14 +58,13 @@ def test_a_checkpoint_with_its_head(tmx, image_run, site):
     assert result.code == 0, result.err
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0] == f"{image_run.path / 'first'} on {site}, head: {head}"
-    assert lines[1].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
+    assert lines[:2] == [f"{image_run.path / 'first'} on {site}", f"  head: {head}"]
+    assert lines[2].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
     found = told(tmx, image_run.path / "first", "--data", site, "--head", head)["accuracy"]
-    for line, share in zip(lines[2:5], ({"name": "all", **found}, *found["tasks"]), strict=True):
+    for line, share in zip(lines[3:], ({"name": "all", **found}, *found["tasks"]), strict=True):
         low, high = (f"{100 * end:.1f}" for end in share["interval"])
         expected = [share["name"], str(share["samples"]), f"{share['accuracy']:.1%}", low, "to", f"{high}%"]
         assert line.split()[:7] == [*expected, f"{share['known_accuracy']:.1%}"]
-    assert len(lines) == 5
 
 
 def test_a_merge_is_measured_without_being_written(tmx, image_run, site, tmp_path):
@@ -118,10 +117,10 @@ def test_all_checkpoints_of_a_run(tmx, image_run, site):
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     expected = evaluate(image_run.path, site, reading=Reading(device="cpu"))
-    assert lines[1] == "accuracy after each task (rows) on each task (columns), the task unknown"
-    assert lines[2].split() == ["all", "samples", "first", "second"]
+    assert lines[2] == "accuracy after each task (rows) on each task (columns), the task unknown"
+    assert lines[3].split() == ["all", "samples", "first", "second"]
     rows = [("base", expected.matrix.base), *zip(("after first", "after second"), expected.matrix.rows, strict=True)]
-    for line, (name, row), accuracy in zip(lines[3:6], rows, expected.accuracies.values(), strict=True):
+    for line, (name, row), accuracy in zip(lines[4:7], rows, expected.accuracies.values(), strict=True):
         assert line.split() == [*name.split(), *(f"{value:.1%}" for value in (accuracy.overall.value, *row))]
     for name, value in expected.matrix.metrics().items():
         assert f"{name} {value:.1%}" in " ".join(result.out.split())

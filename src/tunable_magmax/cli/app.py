@@ -65,8 +65,6 @@ COMMANDS = (
     "demo",
 )
 
-# Options of Python as errors name them, which the command line spells in its own way.
-_COLUMN = re.compile(r"(?<![\w/.-])(text|label)_column(?![\w/.-])")
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
 
@@ -162,7 +160,6 @@ def _run(tokens: Sequence[str], flags: set[str]) -> int:
     command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
     def fail(kind: str, message: str, code: int, problems: Sequence[str] = ()) -> int:
-        message, problems = _COLUMN.sub(r"--\1-column", message), [_COLUMN.sub(r"--\1-column", p) for p in problems]
         if "debug" in flags:
             tell(traceback.format_exc())
         tell(f"error: {message.strip()}\n")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.terminal import given_warnings, screen_width, show_result, table, working
+from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import CompareOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.compare import Comparison, Row
 
-WIDTH, LONGEST = 80, 30
-"""Columns of a text, and of a model's name in the table."""
+LONGEST = 30
+"""Columns of a model's name in the table."""
 
 
 def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> None:
@@ -54,7 +53,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     star = "what tmx tailor would choose" if comparison.model is None else f"the model in {comparison.model}"
     notes = f"*: {star}; points: percent right less its; against *: sign tests, corrected for their number (Holm)"
     for text in (notes, *comparison.summary()):
-        yield from textwrap.wrap(text, min(WIDTH, screen_width()), break_on_hyphens=False)
+        yield from wrapped(text)
 
 
 def _cells(row: Row) -> list[str]:

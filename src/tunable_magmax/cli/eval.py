@@ -43,7 +43,8 @@ def eval(model: Path, /, *, options: EvalOptions = EvalOptions()) -> None:
 
 def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
     """Yields the lines about a model, or about checkpoints of a run: all of them with the accuracy matrix."""
-    yield f"{found.model} on {found.data}, head: {found.head}"
+    yield f"{found.model} on {found.data}"
+    yield f"  head: {found.head}"
     if (report := found.merge) is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
     if found.matrix is not None:
@@ -58,27 +59,26 @@ def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
 def _accuracy(accuracy: Accuracy) -> Iterator[str]:
     """Yields a table overall and by task."""
     header = ["", "samples", "accuracy", INTERVAL]
-    rows = [["all", *_cells(accuracy.overall)]]
-    rows += [[name, *_cells(share)] for name, share in accuracy.by_task.items()]
-    if accuracy.tasks:
-        header += ["task known", INTERVAL]
-        shares = [accuracy.known, *accuracy.known_by_task.values()]
-        rows = [[*row, *_cells(share)[1:]] for row, share in zip(rows, shares, strict=True)]
-    yield from table(rows, header)
+    if not accuracy.tasks:
+        yield from table([["all", *_cells(accuracy.overall)]], header)
+        return
+    shares = {"all": (accuracy.overall, accuracy.known)}
+    shares |= {name: (share, accuracy.known_by_task[name]) for name, share in accuracy.by_task.items() if share.samples}
+    rows = [[name, *_cells(unknown), *_cells(known)[1:]] for name, (unknown, known) in shares.items()]
+    yield from table(rows, [*header, "task known", INTERVAL])
 
 
 def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float]) -> Iterator[str]:
-    """Yields R and its metrics. `overall`: accuracies over all samples."""
+    """Yields R, of tasks with samples, and its metrics where they are known. `overall`: accuracies over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
     named = [("base", "base", matrix.base)] if matrix.base is not None else []
     named += [(name, f"after {name}", row) for name, row in zip(matrix.tasks, matrix.rows, strict=False)]
-    rows = []
-    for name, title, row in named:
-        rows.append([title, _percent(overall[name]), *map(_percent, row)])
-    yield from table(rows, ["", "all samples", *matrix.tasks], 2)
+    measured = [t for t in range(len(matrix.tasks)) if not all(math.isnan(row[t]) for row in matrix.rows)]
+    rows = [[title, _percent(overall[name]), *(_percent(row[t]) for t in measured)] for name, title, row in named]
+    yield from table(rows, ["", "all samples", *(matrix.tasks[t] for t in measured)], 2)
     if len(matrix.rows) < len(matrix.tasks):
         yield f"after {len(matrix.rows)} of {plural(len(matrix.tasks), 'task')}, so T = {len(matrix.rows)}"
-    yield from table([[name, "not known" if v is None else f"{v:.1%}"] for name, v in matrix.metrics().items()])
+    yield from table([[name, f"{value:.1%}"] for name, value in matrix.metrics().items() if value is not None])
 
 
 def _classes(accuracy: Accuracy) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.terminal import show_result, table, tell, working
+from tunable_magmax.cli.terminal import show_result, table, tell, working, wrapped
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
@@ -111,12 +112,12 @@ def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """Returns an option's value for people: six digits of a number, and how many entries a mapping has."""
+    """Returns an option's value for people: few digits of a number, and how many entries a mapping has."""
     if isinstance(value, Mapping):
         return plural(len(value), "class", "classes")
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _merge(report: MergeReport) -> Iterator[str]:
@@ -130,9 +131,11 @@ def _merge(report: MergeReport) -> Iterator[str]:
         "copied": f"{plural(len(report.copied), 'tensor')} as they are",
         "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
     }
-    facts |= {name: _shown(value) for name, value in report.options.items() if name != "scale" and value is not None}
+    options = {**report.options, "weights": [float(Fraction(weight)) for weight in report.options.get("weights") or ()]}
+    facts |= {name: _shown(value) for name, value in options.items() if name != "scale" and value not in (None, [])}
     width = max(map(len, facts)) + 2
-    yield from (f"  {name:<{width}}{value}" for name, value in facts.items())
+    for name, value in facts.items():
+        yield from wrapped(f"  {name:<{width}}{value}", width + 2)
     for warning in report.warnings:
         yield f"warning: {warning}"
     if not report.elements:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.terminal import note, show_result, table, warn, working
+from tunable_magmax.cli.terminal import note, show_result, table, warn, working, wrapped
 from tunable_magmax.errors import some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
@@ -73,10 +73,11 @@ def fact_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield from (f"warning: {text}" for text in facts["warnings"])
     yield f"method    {facts['method']}, {plural(len(facts['tasks']), 'task')}"
     yield f"merges    {facts['elements']:,} elements in {plural(len(facts['merged']), 'tensor')}, if tasks changed them"
-    yield f"copies    {plural(len(facts['copied']), 'tensor')}: {some_of(facts['copied'], limit=3)}".removesuffix(": ")
+    copied = f": {some_of(facts['copied'], limit=3)}" if facts["copied"] else ""
+    yield from wrapped(f"copies    {plural(len(facts['copied']), 'tensor')}{copied}", 10)
     if facts["budget"] is not None:
         pairs = zip(facts["tasks"], facts["budget"], strict=True)
-        yield f"budget    {', '.join(f'{name} {count:,}' for name, count in pairs)}"
+        yield from wrapped(f"budget    {', '.join(f'{name} {count:,}' for name, count in pairs)}", 10)
     yield f"writes    {show_size(facts['bytes'])} in {plural(facts['files'], 'file')}"
     yield f"memory    {show_size(facts['memory'])} beyond the interpreter"
     yield from (f"note: {text}" for text in facts["notes"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.terminal import show_result, table, working
+from tunable_magmax.cli.terminal import show_result, table, working, wrapped
 from tunable_magmax.errors import shortened, some_of
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import PredictOptions
@@ -39,16 +39,15 @@ def predict(model: Path, /, *inputs: Path, options: PredictOptions = PredictOpti
 
 
 def _labels(found: Predictions) -> Iterator[str]:
-    """Yields a line for each input."""
+    """Yields a line for each label of each input."""
     from tunable_magmax.workflows.predict import printable
 
-    top = max((len(prediction.top) for prediction in found.predictions), default=1) or 1
     rows = []
     for prediction in found.predictions:
-        shown = prediction.input if prediction.text is None else shortened(" ".join(prediction.text.split()))
-        cells = [cell for label, probability in prediction.top for cell in (label, f"{probability:.1%}")]
-        rows.append([printable(shown), *cells, *[""] * (2 * top - len(cells))])
-    yield from table(rows, ["", *["label", "probability"] * top])
+        name = prediction.input if prediction.text is None else shortened(" ".join(prediction.text.split()))
+        top = [[label, f"{probability:.1%}"] for label, probability in prediction.top] or [["", ""]]
+        rows += [[printable(name) if k == 0 else "", *cells] for k, cells in enumerate(top)]
+    yield from table(rows, ["", "label", "probability"], fixed=3)
 
 
 def _counts(found: Predictions, file: Path) -> Iterator[str]:
@@ -56,5 +55,5 @@ def _counts(found: Predictions, file: Path) -> Iterator[str]:
     from tunable_magmax.workflows.predict import printable
 
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
-    yield f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}"
+    yield from wrapped(f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}", 2)
     yield printable(f"written to {file}")

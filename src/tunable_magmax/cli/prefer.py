@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.terminal import given_warnings, show_result, table, working
+from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import PreferOptions
 
@@ -65,7 +65,7 @@ def _summary(preference: Preference) -> Iterator[str]:
     if preference.prior is not None:
         shares = preference.prior.shares
         likely = ", ".join(f"{name} {shares[name]:.1%}" for name in sorted(shares, key=lambda name: -shares[name])[:3])
-        yield f"site prior: {likely} ...; {preference.prior.eps:.1%} spread over all classes"
+        yield from wrapped(f"site prior: {likely} ...; {preference.prior.eps:.1%} spread over all classes", 2)
 
 
 def _written(options: PreferOptions, replaced: bool) -> Iterator[str]:

@@ -46,18 +46,20 @@ def _summary(made: Sweep, options: SweepOptions) -> Iterator[str]:
     yield "share of elements by task" if owned else "weight by task"
     header = ["point", "scale", "length", *(["leftovers"] * left)]
     header += [] if made.samples is None else ["accuracy", "its mix"]
+    shares = [[float(Fraction(weight)) for weight in point.weights] for point in made.points]
+    used = [t for t in range(len(made.tasks)) if any(row[t] for row in shares)]
     rows, total = [], max(made.elements, 1)
-    for point in made.points:
+    for point, weights in zip(made.points, shares, strict=True):
         row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
         row += [] if point.leftovers is None else [f"{point.leftovers / total:.2%}"]
         if made.samples is not None:
             row += ["-" if share is None else f"{share:.1%}" for share in (point.accuracy, point.mix)]
         if point.counts is None:
-            row += [f"{float(Fraction(weight)):.4f}" for weight in point.weights]
+            row += [f"{weights[t]:.4f}" for t in used]
         else:
-            row += [f"{count / total:.2%}" for count in point.counts]
+            row += [f"{point.counts[t] / total:.2%}" for t in used]
         rows.append(row)
-    yield from table(rows, [*header, *map(one_line, made.tasks)], fixed=len(header))
+    yield from table(rows, [*header, *(one_line(made.tasks[t]) for t in used)], fixed=len(header))
     yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
     if made.samples is not None:
         yield f"accuracy: of the model with a head fitted to it, on {plural(made.samples, 'sample')}"

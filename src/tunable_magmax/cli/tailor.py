@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.terminal import show_result, warn, working
+from tunable_magmax.cli.terminal import show_result, warn, working, wrapped
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import TailorOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.tailored import Tailored
 
-WIDTH, INDENT = 80, " " * 10
+INDENT = 10
 
 
 def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> None:
@@ -35,8 +35,7 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
 
     if options.dry_run:
         facts = check_tailoring(run_dir, options)
-        shown = {name: ", ".join(map(str, v)) if isinstance(v, list | dict) else v for name, v in facts.items()}
-        show_result(facts, (f"{name:10}{value}" for name, value in shown.items()))
+        show_result(facts, _planned(facts))
         return
     with working() as progress:
         made = make(run_dir, options, progress)
@@ -45,15 +44,26 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
     show_result(made.to_dict(), _summary(made))
 
 
+def _planned(facts: dict[str, Any]) -> Iterator[str]:
+    """Yields what a dry run found."""
+    samples = plural(facts["kept"], "kept sample")
+    yield f"run       {facts['run']}: {plural(facts['tasks'], 'task')}, {facts['elements']:,} elements, {samples}"
+    yield f"site      {facts['known']}"
+    yield f"merge     {' or '.join(facts['methods'])}"
+    yield f"head      {facts['head']}"
+    state = ", which is complete: nothing would be done" if facts["complete"] else ""
+    yield "nothing is written without -o" if facts["out"] is None else f"writes    {facts['out']}{state}"
+
+
 def _summary(made: Tailored) -> Iterator[str]:
     """Yields what was made and why, in 80 columns."""
     from tunable_magmax.workflows.tailored import record_lines
 
     if made.complete:
-        yield f"{made.out} is complete, made from the same inputs with the same options; --overwrite makes it again"
+        yield f"{made.out} is complete, made from the same inputs; --overwrite makes it again"
     for title, result, reason in record_lines(made.record):
-        yield from textwrap.wrap(f"{title:10}{result}", WIDTH, subsequent_indent=INDENT, break_on_hyphens=False)
-        yield from textwrap.wrap(reason, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        yield from wrapped(f"{title:{INDENT}}{result}", INDENT)
+        yield from wrapped(f"{'':{INDENT}}{reason}", INDENT)
     size = show_size(sum(file.stat().st_size for file in made.out.rglob("*") if file.is_file()))
     seconds = "" if made.complete else f", {made.seconds:.0f} s"
     yield f"{made.out}: {size}{seconds}; try: tmx predict {made.out} INPUTS"

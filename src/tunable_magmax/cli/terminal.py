@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
 
 PIPED_WIDTH = 120
+TEXT_WIDTH = 80
 
 # Control characters but tab and line end, marks that turn the direction of text, and halves of characters.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -158,12 +160,27 @@ def working() -> Iterator[Progress | None]:
         yield display
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- texts and tables -------------------------------------------------------------------------------------------------
 
 
 def screen_width() -> int:
     """Returns the columns that the variable COLUMNS says, or those of the terminal, or a number where there is none."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+
+
+def wrapped(text: str, indent: int = 0) -> list[str]:
+    """Returns the lines of a text for screens of 80 columns, all but the first indented.
+
+    >>> wrapped("site prior: cat 40.0%, dog 30.0%, and 60 more classes of which the tasks held samples", 2)
+    ['site prior: cat 40.0%, dog 30.0%, and 60 more classes of which the tasks held', '  samples']
+    """
+    return textwrap.wrap(
+        text,
+        min(TEXT_WIDTH, screen_width()),
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, fixed: int = 1) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.checkpoints.hub import hub_name, located
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
 from tunable_magmax.data.memory import SamplesLike, as_labelled
@@ -281,6 +282,8 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
             f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
             f"`tmx init {owner.path} --head HEAD`"
         )
+    if not holds_adapter(place):
+        open_checkpoint(place).close()  # an error if there is none
     similar = sorted(folder.glob("*head*.safetensors"))
     hint = f" (perhaps {similar[0]})" if similar else ""
     raise InputError(

@@ -12,6 +12,7 @@ from tunable_magmax.checkpoints.safetensors_file import INDEX
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
+from tunable_magmax.runs.run import is_run
 from tunable_magmax.version import __version__
 from tunable_magmax.workflows.evaluate import HEAD_FILES
 from tunable_magmax.workflows.options import PushOptions
@@ -80,6 +81,8 @@ def _files(folder: Path) -> list[str]:
         raise InputError(f"{folder} is no directory: give a model's, as tmx merge or tmx tailor writes it")
     if folder.name.endswith(".partial"):
         raise InputError(f"{folder} is unfinished: run the command that makes it again, and push its output")
+    if is_run(folder):
+        raise InputError(f"{folder} is a run directory with several models: push one of them")
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
     # What commands of this package write beside weights, also a head that came later than the report.
     own = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES}

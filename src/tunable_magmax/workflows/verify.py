@@ -148,7 +148,7 @@ def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
         for name, tensor in report.tensors.items()
         if name in held and (held[name].dtype, held[name].shape) != (tensor.dtype, tensor.shape)
     ]
-    yield _check("tensors", faults, f"{len(held)} of the names, types and shapes that are reported")
+    yield _check("tensors", faults, f"{len(held)} as reported")
     if report.options.get("fitted_head") is not None:
         fitted = _fitted(checkpoint, report)
         if fitted is None:

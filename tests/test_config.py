@@ -22,7 +22,6 @@ from tunable_magmax.config import (
     gather,
     parse_yaml,
     read_yaml,
-    schema_of,
     set_value,
 )
 from tunable_magmax.errors import InputError
@@ -104,29 +103,6 @@ def test_values_are_what_the_annotations_say():
 def test_each_problem_is_one_line(data, says):
     (found,) = problems(data)
     assert found.startswith(says)
-
-
-def test_all_problems_at_once_in_one_error():
-    with pytest.raises(InputError) as caught:
-        check(Sample, {"modl": "m", "lr": -1, "inner": {"method": 3, "x": 1}}, "x.yaml")
-    assert str(caught.value).splitlines() == [
-        "x.yaml:",
-        "  - 'model' is missing",
-        "  - lr is -1: must be greater than 0",
-        "  - inner.method is 3: must be 'cosine' or 'constant'",
-        "  - unknown key 'x' in inner; known: method, names",
-        "  - unknown key 'modl' (did you mean 'model'?); known: model, lr, share, epochs, seed, flag, inner, several, "
-        "listed, either, lenient",
-    ]
-
-
-def test_the_schema_knows_every_key():
-    schema = schema_of(Sample)
-    assert list(schema["properties"]) == list(Sample.__dataclass_fields__)
-    assert schema["required"] == ["model"]
-    assert schema["additionalProperties"] is False
-    assert schema["properties"]["lr"]["exclusiveMinimum"] == 0
-    assert schema["properties"]["either"]["description"] == "natural, or some"
 
 
 def test_single_values_are_set():

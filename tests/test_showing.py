@@ -1,6 +1,5 @@
 """What public results look like at the prompt, as JSON and as pandas frames; and the names that the package shows."""
 
-import json
 import sys
 import types
 
@@ -36,12 +35,6 @@ def test_reprs_are_short_however_large_the_result():
     assert repr(accuracy).startswith("Accuracy(66.7% of 3 samples right, ")
     matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)))
     assert repr(matrix).startswith("AccuracyMatrix(2 tasks; average accuracy 70.0%, forgetting 30.0%")
-
-
-def test_to_dict_is_what_the_files_hold():
-    report, site = merged_of(2).report, tmx.Preference((3, 1), tasks=("birds", "cars"))
-    assert tmx.MergeReport.from_json(json.dumps(report.to_dict())) == report
-    assert tmx.Preference.from_json(json.dumps(site.to_dict())) == site
 
 
 def test_tables_for_pandas(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -297,18 +296,3 @@ for moment in range(300):
         assert len(open_kept(run, 0)) == 2
         keep_samples(run, 0, made(1), source="training")
         assert files(run) == files(wanted)
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
-    run = new_run(tmp_path / "run")
-    keep_samples(run, 0, pictures(6), source="training")
-    before = files(run)
-
-    def full(*names):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    for samples in (pictures(6, seed=1), numbered(["a"], 3)):
-        with pytest.raises(OSError, match="No space left"):
-            keep_samples(run, 0, samples, source="training")
-        assert files(run) == before

@@ -26,11 +26,6 @@ def refused(tmp_path, config):
     return str(error.value)
 
 
-def test_the_least_that_is_needed(tmp_path):
-    recipe = read(tmp_path, GOOD)
-    assert recipe == Recipe(tmp_path / "base", (tmp_path / "one", tmp_path / "two"), {"method": "tunable_magmax"})
-
-
 def test_everything(tmp_path):
     text = """
 merge_method: ties
@@ -166,14 +161,6 @@ def test_values_by_layer_or_filter_are_refused(tmp_path, key, value):
         assert f"parameters.{key} is {value!r}: must be one number" in refused(tmp_path, {**GOOD, **changes})
 
 
-def test_all_problems_at_once(tmp_path):
-    changes = {"modles": [], "slices": [], "parameters": {"sede": 1}, "merge_method": "dare_ties", "models": [3]}
-    message = refused(tmp_path, {**changes, "tokenizer_source": "union"})
-    for word in ("'modles'", "'slices'", "'sede'", "'base_model'", "models.0 is 3", "closest is ties", "'union'"):
-        assert word in message
-    assert str(tmp_path / "merge.yml") in message
-
-
 @pytest.mark.parametrize("text", ["", "just text", "- a\n- b", "a: [1", "\x00"])
 def test_what_is_not_a_configuration(tmp_path, text):
     assert "merge.yml" in refused(tmp_path, text)
@@ -193,11 +180,3 @@ def test_with_options():
 def write_run(tmp_path, run):
     (tmp_path / "run.json").write_text(run if isinstance(run, str) else json.dumps(run))
     return tmp_path
-
-
-def test_a_run(tmp_path):
-    tasks = [{"name": "cats", "checkpoint": "task-1"}, {"name": "dogs", "checkpoint": "/elsewhere/task-2"}]
-    recipe = read_recipe(write_run(tmp_path, {"version": 1, "base": "base", "tasks": tasks, "more": "is fine"}))
-    assert recipe.base == tmp_path / "base"
-    assert recipe.tasks == (tmp_path / "task-1", Path("/elsewhere/task-2"))
-    assert recipe.names == ("cats", "dogs")

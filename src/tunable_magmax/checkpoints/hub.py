@@ -24,7 +24,6 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 from tunable_magmax.version import __version__
 
-SCHEME = "hf://"
 _NAME = re.compile(r"(?P<scheme>hf:/{1,2})?(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?")
 _FILES = WEIGHT_SUFFIXES | {".json", ".jsonl", ".yaml", ".yml", ".txt", ".csv", ".png", ".jpg"}
 _WEIGHTS = (

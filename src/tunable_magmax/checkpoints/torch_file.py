@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts keep the state dict beside an optimizer, an epoch and the like."""
 
-# Constructors that torch allows, and that make as much memory as a pickle asks for, filled by no data of the file.
-# Those of tensors are refused in archives, too: there, by their positions.
-_AMPLIFIERS = re.compile(rb"bytearray|torch\n\w*Tensor\n|UntypedStorage\n")
-_AMPLIFIERS_IN_ARCHIVES = re.compile(rb"bytearray")
-_AMPLIFIED = (
-    "asks for memory that no data in it fills. It was refused: save the tensors alone, as a state dict or better as "
-    "safetensors"
-)
-_BLOCK = 1 << 20
-
 
 class TorchFile(Checkpoint):
     """A checkpoint in one file of `torch.save`: a state dict, or a dict that holds one under a key of `WRAPPERS`."""
@@ -45,13 +35,17 @@ class TorchFile(Checkpoint):
         self.path = path
         self.files = (path,)
         self._file = PositionedFile(path)
-        self._streamed = _is_plain_archive(path) and _tells_offsets()
+        self._streamed = _is_archive(path) and _tells_offsets()
         self._tensors, self.aliases = self._load()
         if absent := [name for name, tensor in self._tensors.items() if self._streamed and not self._has_data(tensor)]:
             raise InputError(f"{path}: has no data for {some_of(absent, 20, show=repr)}: save it again")
         views = sum(tensor.nbytes for tensor in self._tensors.values() if not tensor.is_contiguous())
-        if views > self._file.size:
-            raise InputError(f"{path}: {_AMPLIFIED}")
+        storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in self._tensors.values())}
+        if views > self._file.size or (not self._streamed and sum(storages.values()) > self._file.size):
+            raise InputError(
+                f"{path}: asks for memory that no data in it fills. It was refused: save the tensors alone, as a state "
+                "dict or better as safetensors"
+            )
         if views and self._streamed:
             self._streamed = False
             self._tensors, self.aliases = self._load()
@@ -92,28 +86,16 @@ class TorchFile(Checkpoint):
         self._tensors = {}
 
 
-def _is_plain_archive(path: Path) -> bool:
-    """Returns whether this is a zip archive; refuses a compressed one, and a pickle that asks for memory at will."""
-    asks, tail = False, b""
+def _is_archive(path: Path) -> bool:
+    """Returns whether this is a zip archive; refuses a compressed one, which could unpack to anything."""
     try:
-        with open(path, "rb") as file:
-            is_archive = file.read(4) == b"PK\x03\x04"
-            while not is_archive and (block := file.read(_BLOCK)):
-                asks, tail = asks or _AMPLIFIERS.search(tail + block) is not None, block[-64:]
-        if is_archive:
-            with zipfile.ZipFile(path) as archive:
-                items = archive.infolist()
-                if any(item.compress_type != zipfile.ZIP_STORED for item in items):
-                    raise InputError(f"{path}: is compressed, which torch.save never does: save it again with that")
-                pickles = [item for item in items if item.filename.endswith(".pkl")]
-                asks = any(_AMPLIFIERS_IN_ARCHIVES.search(archive.read(item)) for item in pickles)
-    except InputError:
-        raise
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError):
-        return True  # torch says what is wrong
-    if asks:
-        raise InputError(f"{path}: {_AMPLIFIED}")
-    return is_archive
+        with zipfile.ZipFile(path) as archive:
+            packed = any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError):
+        return False  # torch's old format, or damaged: torch says what is wrong
+    if packed:
+        raise InputError(f"{path}: is compressed, which torch.save never does: save it again with that")
+    return True
 
 
 @cache

@@ -295,7 +295,7 @@ def test_preferences_and_models_that_belong_to_nothing_here(kept, site, builtin,
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_anything_is_read(kept, site, monkeypatch):
-    monkeypatch.setattr("tunable_magmax.merging.resources.available_memory", lambda: 1000)
+    monkeypatch.setattr("tunable_magmax.merging.walker.available_memory", lambda: 1000)
     monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
     with pytest.raises(InputError, match="held in memory together"):
         compare(kept, LIKELY, site, reading=CPU)

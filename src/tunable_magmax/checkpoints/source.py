@@ -9,7 +9,6 @@ from pathlib import Path
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, PositionedFile
 from tunable_magmax.checkpoints.companions import transformer_folder
 from tunable_magmax.checkpoints.safetensors_file import INDEX, SafetensorsFile
-from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 
@@ -71,6 +70,8 @@ def open_file(path: Path) -> Checkpoint:
             raise InputError(f"{path} is a torch file in spite of its name: rename it so that it ends in .pt")
         return SafetensorsFile(path)  # damaged; its header's errors tell more
     if is_torch or head[0] == 0x80:
+        from tunable_magmax.checkpoints.torch_file import TorchFile
+
         return TorchFile(path)  # or any other pickle, which torch refuses safely
     raise InputError(
         f"{path} is neither a safetensors nor a torch file (it starts with {bytes(head[:8])!r}): "

@@ -34,8 +34,7 @@ from tunable_magmax.merging.methods import Method, load_method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import Call, MergedElements
 from tunable_magmax.merging.report import MergeReport, Survey
-from tunable_magmax.merging.resources import Limits, kernels_for
-from tunable_magmax.merging.walker import Sources
+from tunable_magmax.merging.walker import Limits, Sources, kernels_for
 from tunable_magmax.version import __version__
 
 _SHARED = "Workers read the inputs themselves: put base and tasks on a file system that all nodes mount at one place"

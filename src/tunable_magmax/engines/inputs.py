@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.adapter import Adapter, LowRank, open_task
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import companion_notes
 from tunable_magmax.checkpoints.heads import Heads, match_heads
@@ -28,8 +27,10 @@ from tunable_magmax.files import identities, show_size
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.methods import unused_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.resources import loops_compile
-from tunable_magmax.merging.walker import Source, Sources
+from tunable_magmax.merging.walker import Source, Sources, loops_compile
+
+if TYPE_CHECKING:
+    from tunable_magmax.checkpoints.adapter import Adapter, LowRank
 
 PathLike = str | Path
 
@@ -43,14 +44,22 @@ class Inputs:
         self.paths = [Path(base), *map(Path, tasks)]
         self._options = options
         self.heads: Heads | None = None
+        self.adapters: dict[int, Adapter] = {}
+        """The tasks that are adapters, by source: 1 is the first task."""
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
-            self.sizes = dict(zip(self.labels, map(stored_bytes, self.checkpoints), strict=True))
+            stored = [
+                self.adapters[k].stored if k in self.adapters else opened for k, opened in enumerate(self.checkpoints)
+            ]
+            self.sizes = {
+                label: sum(info.nbytes for info in each.tensors.values())
+                for label, each in zip(self.labels, stored, strict=True)
+            }
             """Bytes of the stored tensors, by role; the same however their files are divided."""
             self.heads = match_heads(self.checkpoints, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
-            self.layout = self._with_adapters(self._matched())
+            self.layout = replace(self._matched(), factor_bytes=sum(map(factor_bytes, self.adapters.values())))
         except BaseException:
             self._stack.close()
             raise
@@ -66,10 +75,14 @@ class Inputs:
                 if k == 0:
                     base = _open_base(path)
                     opened.append(base)
-                elif base is not None:
-                    opened.append(open_task(path, base))
-                elif not holds_adapter(path):  # of which nothing can be said without a base
+                elif not _concerns_adapter(path):
                     opened.append(open_checkpoint(path))
+                elif base is not None:  # else nothing can be said of it
+                    from tunable_magmax.checkpoints.adapter import Adapter, open_task
+
+                    opened.append(task := open_task(path, base))
+                    assert isinstance(task, Adapter)
+                    self.adapters[k] = task
             except InputError as error:
                 problems.append(f"{self.labels[k]}: {error}")
         if problems:
@@ -98,14 +111,6 @@ class Inputs:
         if self.heads is None:
             return self.base
         return self.heads.base(options.head_weights(len(self.paths) - 1))
-
-    @property
-    def adapters(self) -> dict[int, Adapter]:
-        """Returns the tasks that are adapters, by source: 1 is the first task."""
-        return {k: task for k, task in enumerate(self.checkpoints) if isinstance(task, Adapter)}
-
-    def _with_adapters(self, layout: Layout) -> Layout:
-        return replace(layout, factor_bytes=sum(map(factor_bytes, self.adapters.values())))
 
     def sources(self, sources: Sequence[Source]) -> Sources:
         """Returns what a merge of the inputs works on, if it reads values from these sources."""
@@ -169,10 +174,9 @@ class Inputs:
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
 
 
-def stored_bytes(checkpoint: Opened) -> int:
-    """Returns the bytes of the tensors in a checkpoint's or adapter's files."""
-    stored = checkpoint.stored if isinstance(checkpoint, Adapter) else checkpoint
-    return sum(info.nbytes for info in stored.tensors.values())
+def _concerns_adapter(path: Path) -> bool:
+    """Whether a task is an adapter, or looks like one and is none."""
+    return holds_adapter(path) or any(path.name == name or (path / name).exists() for name in ADAPTER_WEIGHTS)
 
 
 def _open_base(path: Path) -> Checkpoint:
@@ -195,11 +199,9 @@ def file_sources(checkpoints: Sequence[Opened], device: torch.device | None = No
     first = LastRead(FileSource(base))
     sources: list[Source] = [first]
     for task in checkpoints[1:]:
-        if isinstance(task, Adapter):
-            sources.append(AdapterSource(task, first))
-        else:
-            assert isinstance(task, Checkpoint)
-            sources.append(FileSource(task))
+        sources.append(
+            FileSource(task) if isinstance(task, Checkpoint) else AdapterSource(cast("Adapter", task), first)
+        )
     return sources if device is None or device.type == "cpu" else [DeviceSource(source) for source in sources]
 
 
@@ -319,9 +321,9 @@ def add_product(left: NDArray[np.float64], right: NDArray[np.float64], scaling: 
     tensor([2.5000, 2.0000, 4.0000])
     """
     if loops_compile():
-        from tunable_magmax.merging.kernels import value_loops
+        from tunable_magmax.merging.kernels import loops
 
-        value_loops.add_product(left, right, scaling, out.numpy(), start)
+        loops.add_product(left, right, scaling, out.numpy(), start)
         return
     values, columns = out.numpy(), right.shape[1]
     first = start // columns

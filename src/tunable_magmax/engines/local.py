@@ -16,13 +16,14 @@ import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output as Writer
-from tunable_magmax.engines.adapters import adapter_bytes, write_adapter
 from tunable_magmax.engines.inputs import Inputs, PathLike, file_sources
-from tunable_magmax.engines.log import Log, finished_report, log_of
 from tunable_magmax.engines.outputs import (
     Job,
+    Log,
     check_space,
     expected_shards,
+    finished_report,
+    log_of,
     output_companions,
     write_sidecars,
     write_weights,
@@ -35,8 +36,7 @@ from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import Limits, kernels_for, open_device, plan_memory, read_threads
-from tunable_magmax.merging.walker import MemoryPlan
+from tunable_magmax.merging.walker import Limits, MemoryPlan, kernels_for, open_device, plan_memory, read_threads
 from tunable_magmax.version import __version__
 
 
@@ -141,6 +141,8 @@ def plan_merge(inputs: Inputs, options: Options, writing: Output, place: Place, 
             check_companion(name, path)
     memory = plan_memory(layout, options, kernels_for(open_device(place.device)), writing.threads, writing.memory_bytes)
     if options.adapter is not None:
+        from tunable_magmax.engines.adapters import adapter_bytes
+
         if limit is None or place.engine != "local":
             raise InputError("an adapter is written by this machine, into a directory: give another output or engine")
         sizes: tuple[int, ...] = (adapter_bytes(inputs, options.adapter),)
@@ -180,8 +182,11 @@ class ThisProcess:
         with torch.no_grad(), Merge(sources, job.options, kernels_for(self.device), limits) as merge:
             merge.survey()
             merge.decide()
-            rank = job.options.adapter
-            return write_weights(merge, job) if rank is None else write_adapter(merge, job, rank)
+            if job.options.adapter is None:
+                return write_weights(merge, job)
+            from tunable_magmax.engines.adapters import write_adapter
+
+            return write_adapter(merge, job, job.options.adapter)
 
 
 @contextmanager

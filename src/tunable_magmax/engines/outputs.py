@@ -1,10 +1,15 @@
-"""Writes the files of a merge: weights, report, configuration, model card, and the base's own files."""
+"""The files of a merge: weights, report, configuration, card, the base's own files, and the log beside an output."""
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -32,13 +37,14 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, read_json, show_size
+from tunable_magmax.files import Progress, append_line, parse_json, read_json, read_whole, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import cast_copied
+from tunable_magmax.version import __version__
 
 COPY_BLOCK = 1 << 20
 _PIPELINES = {
@@ -357,3 +363,93 @@ def _rows(report: MergeReport) -> str:
 def card_cell(text: str) -> str:
     """Escapes a text of a model card, so that it neither ends a table's cell nor starts markup."""
     return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)
+
+
+# -- the log beside an output, and outputs that are there --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Time, host and paths of an output's merges, a JSON object a line.
+
+    They are not in the output itself, because equal merges must give equal outputs.
+    """
+
+    path: Path
+    out: Path
+    started: float
+    fingerprint: Mapping[str, Any]
+    """What a finished output is recognised by."""
+
+    def write(self, inputs: Inputs, report: MergeReport) -> None:
+        """Appends a line for the merge that made `report`."""
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
+            "seconds": round(time.time() - self.started, 3),
+            "host": socket.gethostname(),
+            "versions": {
+                "tunable-magmax": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "base": str(inputs.paths[0].resolve()),
+            "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
+            "out": str(self.out.resolve()),
+            "files": dict(report.files),
+            "fingerprint": self.fingerprint,
+        }
+        # The weights are complete, so a full disk must not make it look as if they were not.
+        with suppress(OSError):
+            append_line(self.path, json.dumps(entry))
+
+
+def log_of(out: Path) -> Path:
+    """Returns where an output's log is: beside it."""
+    return out.with_name(f"{out.name}.log")
+
+
+def log_entries(out: Path) -> Iterator[dict[str, Any]]:
+    """Yields the entries of the log beside an output, the newest first; a line cut short by a kill is left out."""
+    try:
+        lines = log_of(out).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        with suppress(ValueError):
+            entry = parse_json(line, odd_names=True)
+            if isinstance(entry, dict):
+                yield entry
+
+
+def report_place(out: Path) -> Path:
+    """Returns where a merge's report is: in the directory, or beside a single file."""
+    return out / REPORT if out.is_dir() else out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
+
+
+def read_report(path: str | Path) -> MergeReport:
+    """Reads the report of a merged checkpoint; a missing or broken one is an `InputError`."""
+    path = Path(path)
+    place = report_place(path)
+    if not path.exists() and not place.exists():
+        raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
+    try:
+        return MergeReport.from_json(read_whole(place).decode())
+    except FileNotFoundError:
+        raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
+    except (OSError, ValueError, InputError) as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def finished_report(out: Path, fingerprint: Mapping[str, Any]) -> MergeReport | None:
+    """Returns the report of an output that was made by this fingerprint, as its log says, and that has all its files.
+
+    None: there is no such output.
+    """
+    try:
+        report = read_report(out)
+    except InputError:
+        return None
+    if not all(place.is_file() for place in ([out] if out.is_file() else [out / name for name in report.files])):
+        return None
+    made = next((entry for entry in log_entries(out) if entry.get("files") == dict(report.files)), {})
+    return report if made.get("fingerprint") == json.loads(json.dumps(fingerprint)) else None

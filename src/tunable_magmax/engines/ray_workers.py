@@ -19,7 +19,7 @@ from typing import Any
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.owners import Call
-from tunable_magmax.merging.resources import default_threads
+from tunable_magmax.merging.walker import default_threads
 from tunable_magmax.version import __version__
 
 ANSWER_WITHIN = 5.0

@@ -82,7 +82,7 @@ class Place:
             known = ("local", "ray")
             raise InputError(f"unknown engine {self.engine!r}{closest(self.engine, known)}; known: {', '.join(known)}")
         if self.engine == "local":
-            from tunable_magmax.merging.resources import open_device
+            from tunable_magmax.merging.walker import open_device
 
             for option in ("workers", "ray_address"):
                 if (value := getattr(self, option)) is not None:

@@ -259,7 +259,7 @@ def refuse_adapters(tasks: Sequence[Path]) -> None:
 
 def refuse_too_large(base: Path, tasks: Sequence[Path]) -> None:
     """Refuses base and tasks that do not fit into memory together; reads headers only."""
-    from tunable_magmax.merging.resources import available_memory
+    from tunable_magmax.merging.walker import available_memory
 
     sizes: list[int] = []
     for path in (base, *tasks):

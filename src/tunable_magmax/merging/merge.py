@@ -38,15 +38,16 @@ from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
-from tunable_magmax.merging.resources import Limits, plan_memory
 from tunable_magmax.merging.walker import (
     Buffers,
+    Limits,
     MemoryPlan,
     Sources,
     Walker,
     Work,
     before_cast,
     does_not_fit,
+    plan_memory,
     working_dtype,
 )
 
@@ -122,7 +123,7 @@ class Merge:
         tasks: Callable[[TensorRange], Collection[int]],
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to all ranges of some tensors; yields results in order."""
-        for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), tasks):
+        for bounds, result in self.walker.walk(work, places, tasks):
             # Before the yield: a consumer that has what it wants does not come back after its last range.
             self._advance(phase, bounds.stop - bounds.start)
             yield bounds, result
@@ -279,7 +280,7 @@ class Merge:
     def part(self) -> Part:
         """Returns the merged elements that are here, by the numbers by which methods know their tensors."""
         places = {self._known_as(place)[0]: place for place in self.places}
-        return Part(self.kernels, self._planes, places, self.walker, self.memory.chunk)
+        return Part(self.kernels, self._planes, places, self.walker.walk, self.walker.each)
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""

@@ -8,7 +8,7 @@ What a `Part` answers can be added up over threads and machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeVar
@@ -30,13 +30,13 @@ from tunable_magmax.merging.kernels import (
     TensorPlace,
     TensorRange,
     padded,
-    split_ranges,
 )
-from tunable_magmax.merging.walker import Walker
 
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
+Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
+"""Applies a function to all ranges of some tensors: what `Walker.walk` does."""
 
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
@@ -409,20 +409,21 @@ class MergedElements:
 class Part:
     """Merged elements that are here, by the numbers of their tensors; what is asked about other tensors is left out.
 
-    `walker` reads their values in chunks, `planes` hold their candidates.
+    `walk` reads their values and works on them range by range, `each` applies functions in threads; `planes` hold their
+    candidates.
     """
 
     def __init__(
-        self, kernels: Kernels, planes: Planes | None, places: Mapping[int, TensorPlace], walker: Walker, chunk: int
+        self, kernels: Kernels, planes: Planes | None, places: Mapping[int, TensorPlace], walk: Walk, each: Each[Any]
     ) -> None:
-        self._kernels, self._planes, self._places, self._walker, self._chunk = kernels, planes, places, walker, chunk
+        self._kernels, self._planes, self._places, self._walk, self._each = kernels, planes, places, walk, each
         self._numbers = {place.tensor: number for number, place in places.items()}
         self._groups: dict[tuple[int, ...], PlaneGroup] = {}
 
     def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
         """Assigns the elements of groups of tensors that are here entirely."""
         # Many groups share the threads; a single one uses them all.
-        inside, outside = (self._walker.each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._walker.each)
+        inside, outside = (self._each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._each)
 
         def work(quota: Quota) -> Ownership:
             group = self._plane_group(quota.tensors, inside)
@@ -433,7 +434,7 @@ class Part:
     def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
         """Does a step of an assignment that is made elsewhere: an operation of `PlaneGroup`."""
         if tensors not in self._groups:
-            self._groups[tensors] = self._plane_group(tensors, self._walker.each)
+            self._groups[tensors] = self._plane_group(tensors, self._each)
         return getattr(self._groups[tensors], name)(*arguments)
 
     def _plane_group(self, tensors: Sequence[int], each: Each[Any]) -> PlaneGroup:
@@ -454,7 +455,7 @@ class Part:
             own = prefixes[group_of[self._numbers[bounds.place.tensor]]].tolist()
             return self._kernels.count_magnitudes(chunk, tasks, own, digit, wide)
 
-        for bounds, found in self._walker.walk(work, self._ranges(groups), lambda bounds: tasks):
+        for bounds, found in self._walk(work, self._here(groups), lambda bounds: tasks):
             counts[group_of[self._numbers[bounds.place.tensor]]] += found
         return counts
 
@@ -474,15 +475,14 @@ class Part:
             ]
 
         asked = [groups[g] if own else () for g, own in of_group.items()]
-        for bounds, found in self._walker.walk(
-            work, self._ranges(asked), lambda bounds: [scans[n].task for n in numbers(bounds)]
-        ):
+        tasks = lambda bounds: [scans[n].task for n in numbers(bounds)]  # noqa: E731
+        for bounds, found in self._walk(work, self._here(asked), tasks):
             for n, answer in zip(numbers(bounds), found, strict=True):
                 answers[n].append(answer)
         return [added(found) for found in answers]
 
-    def _ranges(self, groups: Groups) -> list[TensorRange]:
-        return split_ranges([self._places[k] for group in groups for k in group if k in self._places], self._chunk)
+    def _here(self, groups: Groups) -> list[TensorPlace]:
+        return [self._places[k] for group in groups for k in group if k in self._places]
 
 
 def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:

@@ -21,8 +21,7 @@ from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
 from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport, matched_scale
-from tunable_magmax.merging.resources import Limits, kernels_for
-from tunable_magmax.merging.walker import Sources, cast_copied, does_not_fit, working_dtype
+from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for, working_dtype
 from tunable_magmax.showing import plural
 
 StateDict = Mapping[str, Tensor]
@@ -342,8 +341,9 @@ class RunningMagmax:
         """Returns the merged state dict in the base's types; tensors that no task changed are as in the base."""
         if self.last_length is None:
             raise InputError("no task was added yet")
-        factor = read_options(1, method="magmax", scale=scale).scale
-        if factor is None:
+        options = read_options(1, method="magmax", scale=scale)
+        factor = options.scale
+        if options.matched:
             merged_square = math.fsum(float(v.double().square().sum()) for v in self.vector.values())
             factor = matched_scale(self.last_length**2, merged_square)
         result: dict[str, Tensor] = {}

@@ -1,20 +1,29 @@
-"""Chunks of base and tasks, read by the threads that work on them."""
+"""Walks over base and tasks: where values come from, threads that read chunks and work on them, and their memory."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange
+from tunable_magmax.files import Progress
+from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
 from tunable_magmax.merging.layout import Layout, Mergeable
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.owners import COUNT_BYTES
+from tunable_magmax.showing import plural
 
 
 class Source(Protocol):
@@ -123,7 +132,7 @@ class Walker:
 
     def __init__(self, sources: Sources, buffers: Buffers, plan: MemoryPlan) -> None:
         self._mergeable, self._sources, self._buffers = sources.layout.mergeable, sources.sources, buffers
-        self._ahead = plan.ahead
+        self._ahead, self._chunk_size = plan.ahead, plan.chunk
         self._pool = ThreadPoolExecutor(plan.pool) if plan.pool > 1 else None
         self._turn = threading.Semaphore(plan.threads)
 
@@ -143,8 +152,9 @@ class Walker:
 
         return list(self._pool.map(in_turn, items))
 
-    def walk(self, work: Work, todo: Sequence[TensorRange], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
-        """Applies `work` to ranges; yields results in order, a bounded number of ranges ahead of the consumer."""
+    def walk(self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
+        """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead."""
+        todo = split_ranges(places, self._chunk_size)
         ahead: deque[Callable[[], Any]] = deque()
         for k, bounds in enumerate(todo):
             while len(ahead) < self._ahead and k + len(ahead) < len(todo):
@@ -178,3 +188,173 @@ class Walker:
         tensor = self._mergeable[bounds.place.tensor]
         scratch = self._buffers.own(source, bounds.stop - bounds.start, working_dtype(tensor))
         return self._sources[source].read(tensor.infos[source].name, bounds.start, bounds.stop, scratch)
+
+
+# -- what a merge runs on ----------------------------------------------------------------------------------------------
+
+SMALLEST_CHUNK = 1 << 12
+GOOD_CHUNK = 1 << 17
+"""Below this, what each chunk costs beside its work is felt: at a quarter of it, merges took over twice as long."""
+CHUNK_A_THREAD = 1 << 15
+"""Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
+they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
+AHEAD = 2
+"""Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a merge may use: threads (None: one for each core), bytes of memory (None: any), a file for its planes."""
+
+    threads: int | None = None
+    memory: int | None = None
+    spill: Path | None = None
+    """Where the bit planes go if they do not fit into the memory."""
+    progress: Progress | None = None
+
+
+def open_device(name: str | None) -> torch.device:
+    """Returns the device of this name, such as "cuda" or "cuda:1"; None is the CPU.
+
+    >>> open_device("tpu")
+    Traceback (most recent call last):
+    tunable_magmax.errors.InputError: device is 'tpu', expected 'cpu', 'cuda' or 'cuda:1'
+    """
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:1'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device is {name!r}, but torch finds {plural(torch.cuda.device_count(), 'GPU')} here")
+    return device
+
+
+def loops_compile() -> bool:
+    """Returns whether numba may compile; with NUMBA_DISABLE_JIT it can't run the loops of this package."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Returns the fastest kernels for tensors on `device`."""
+    if device.type == "cpu" and loops_compile():
+        from tunable_magmax.merging.kernels.numba_ops import NumbaKernels  # slow to import
+
+        return NumbaKernels()
+    if device.type == "cuda" and find_spec("triton"):  # comes with torch for GPUs on Linux
+        from tunable_magmax.merging.kernels.triton_ops import TritonKernels
+
+        return TritonKernels(device)
+    from tunable_magmax.merging.kernels.torch_ops import TorchKernels
+
+    return TorchKernels(device)
+
+
+def plan_memory(
+    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, borrows: bool = True
+) -> MemoryPlan:
+    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector."""
+    threads = read_threads(threads) if kernels.threads else 1
+    while threads > 1 and memory is not None:
+        try:
+            plan = _plan_for(layout, options, kernels, threads, memory, borrows)
+        except InputError:  # for fewer it may do
+            pass
+        else:
+            if plan.chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD):
+                return plan
+        threads //= 2
+    return _plan_for(layout, options, kernels, threads, memory, borrows)
+
+
+def _plan_for(
+    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool
+) -> MemoryPlan:
+    """Returns the plan for this number of threads."""
+    tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
+    width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
+    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
+    method = METHODS[options.method](options, tasks)
+    planes = method.plane_rows * kernels.plane_bytes(slots)
+    delta = layout.elements * width if options.matched else 0
+    ahead = AHEAD * threads
+    pool = ahead if borrows else threads
+    if memory is None:
+        return MemoryPlan(threads, kernels.chunk, 0, planes, 0, delta, ahead, pool)
+
+    counts = 2 * COUNT_BYTES if method.counts_magnitudes else 0
+    matrix_bytes, about_matrices = _largest_matrix(layout, options)
+    beside = counts + layout.factor_bytes + matrix_bytes
+    # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
+    vectors = (tasks + 1 if borrows else 1) + 2
+    per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
+    # Spilled planes are mapped a span at a time.
+    span = threads * 4 * (1 << 19)
+
+    def chunk_beside(kept: int) -> int:
+        chunk = kernels.chunk
+        while chunk * per_element > min(memory // 2, memory - max(kept, span) - beside) and chunk > SMALLEST_CHUNK:
+            chunk //= 2
+        return chunk
+
+    # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
+    large_enough = min(GOOD_CHUNK, chunk_beside(0))
+    choices = (chunk_beside(kept) for kept in (planes + delta, planes, 0) if kept <= memory - memory // 16)
+    chunk = next(chunk for chunk in choices if chunk >= large_enough)
+    workspace = chunk * per_element + beside
+    least = workspace + span
+    if least > memory:
+        raise InputError(
+            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
+            f"give at least {-(-least // 2**20)} MiB{about_matrices}"
+        )
+    left = memory - workspace
+    mapped = span if planes > left else 0
+    left -= mapped or planes
+    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
+
+
+def _largest_matrix(layout: Layout, options: Options) -> tuple[int, str]:
+    """Returns the memory for the largest of the matrices that are merged whole, and what to say of it if it is much."""
+    matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
+    if not matrices or not METHODS[options.method].merges_matrices:
+        return 0, ""
+    from tunable_magmax.merging.singular import working_bytes
+
+    needed = [working_bytes(tensor.shape, 8 if tensor.working == "F64" else 4) for tensor in matrices]
+    tensor = matrices[needed.index(max(needed))]
+    return max(needed), (
+        f", of which {-(-max(needed) // 2**20)} are for {tensor.name!r} {list(tensor.shape)}, since {options.method} "
+        "merges matrices whole, one at a time; or leave such matrices out with exclude patterns"
+    )
+
+
+def read_threads(threads: int | None) -> int:
+    """Returns the number of threads, by default one for each core; less than one is an `InputError`."""
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}, expected at least 1")
+    return default_threads() if threads is None else threads
+
+
+def default_threads() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int | None:
+    """Returns the bytes that this process may still use, if the system says."""
+    found: list[int] = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # a container's own limit, whose page cache can be dropped
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        stat = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
+        found.append(limit - used + cached)
+    if not found:
+        with suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)

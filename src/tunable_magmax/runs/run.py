@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -28,7 +28,9 @@ from tunable_magmax.files import (
     write_atomic,
     write_json,
 )
-from tunable_magmax.runs.profile import Profile
+
+if TYPE_CHECKING:
+    from tunable_magmax.runs.profile import Profile
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -181,6 +183,8 @@ class Run:
     @cached_property
     def profiles(self) -> tuple[Profile | None, ...]:
         """Each task's profile, None for tasks that have none. A profile of another task is refused."""
+        from tunable_magmax.runs.profile import Profile
+
         profiles: list[Profile | None] = []
         for task in self.record.tasks:
             profile = None if task.profile is None else Profile.load(self.path / task.profile)

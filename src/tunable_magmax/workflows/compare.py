@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.engines.log import read_report
+from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts

@@ -13,7 +13,7 @@ from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.engines.log import read_report, report_place
+from tunable_magmax.engines.outputs import read_report, report_place
 from tunable_magmax.merging.report import MergeReport
 
 # What is shown of a merge's report.

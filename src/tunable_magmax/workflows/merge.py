@@ -13,19 +13,19 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints, plan_merge
-from tunable_magmax.engines.log import log_entries, read_report
+from tunable_magmax.engines.outputs import log_entries, read_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS, load_method, read_options
 from tunable_magmax.merging.options import MethodOptions
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 from tunable_magmax.workflows.options import Checkpoints, MergeOptions, flat
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.models.builtin import BuiltinEncoder
+    from tunable_magmax.preference.preference import Preference
 
 Notify = Callable[[str], None]
 
@@ -215,6 +215,8 @@ def logged_inputs(path: str | Path) -> Recipe | None:
 
 def preference_for(recipe: Recipe, source: Preference | str | PathLike[str], notify: Notify) -> Preference:
     """Returns a preference, or that of a file, which must be about the recipe's tasks."""
+    from tunable_magmax.preference.preference import read_preference
+
     preference = read_preference(source, recipe.names, len(recipe.tasks))
     if recipe.names is None and preference.tasks is not None:
         by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=True)

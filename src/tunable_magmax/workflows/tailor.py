@@ -20,7 +20,7 @@ from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.log import finished_report
+from tunable_magmax.engines.outputs import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError, closest, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
@@ -37,7 +37,7 @@ from tunable_magmax.evaluation.choosing import (
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress, identities
 from tunable_magmax.merging.methods import METHODS, read_options
-from tunable_magmax.merging.resources import kernels_for, plan_memory
+from tunable_magmax.merging.walker import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Head, head_bytes

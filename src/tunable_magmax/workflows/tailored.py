@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.config import LENIENT, check
-from tunable_magmax.engines.log import read_report
-from tunable_magmax.engines.outputs import card_cell
+from tunable_magmax.engines.outputs import card_cell, read_report
 from tunable_magmax.files import read_json
 from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.showing import plural, shown_shares

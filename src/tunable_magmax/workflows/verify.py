@@ -19,7 +19,7 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.log import read_report
+from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import METHODS

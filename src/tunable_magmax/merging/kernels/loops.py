@@ -1,7 +1,8 @@
-"""How the CPU's inner loops are compiled by numba, and the few operations that numba lacks.
+"""The CPU's inner loops, compiled by numba: over planes, then over the values of base and tasks.
 
 All loops release the GIL, work on one chunk and touch each input value once, in blocks that stay in the L1 cache. A
-*plane* is a bit set, one bit an element, in 64-bit words. No loop may use fast-math or fused operations: every rounding
+*plane* is a bit set, one bit an element, in 64-bit words. Task values come as an array of addresses, so that one
+compiled version serves every number of tasks. No loop may use fast-math or fused operations: every rounding
 is part of the specification (docs/method.md). Only sums of squares may reorder their additions.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import config, njit, types
+from numba import carray, config, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -33,6 +34,7 @@ _GOLDEN = np.uint64(GOLDEN)
 _MIX_A = np.uint64(MIX_A)
 _MIX_B = np.uint64(MIX_B)
 ONE = np.uint64(1)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Multiplying eight 0/1 bytes by this gathers them, first byte lowest, in the top byte of the product.
 _GATHER_BITS = np.uint64(0x0102040810204080)
 
@@ -40,10 +42,8 @@ _GATHER_BITS = np.uint64(0x0102040810204080)
 def _cache_folder() -> Path | None:
     """Returns where compiled loops are kept between runs; None if there is no such place that is the user's alone.
 
-    What numba keeps is run as it is, so nobody else may write there. Numba compares the file of a loop alone with what
-    it has kept; the digest in the name stands for the loops that it calls.
+    What numba keeps is run as it is, so nobody else may write there.
     """
-    sources = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("loops.py", "value_loops.py"))
     chosen = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     try:
         own = (Path(chosen) if chosen else Path.home() / ".cache") / "tunable-magmax"
@@ -51,7 +51,7 @@ def _cache_folder() -> Path | None:
         status = own.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError("others may read it or write to it: remove it, or run chmod 700")
-        folder = own / hashlib.sha256(sources).hexdigest()[:16]
+        folder = own / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
         folder.mkdir(mode=0o700, exist_ok=True)
         _keep_intact(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
@@ -214,3 +214,342 @@ def set_slots(plane, slots):
     """Sets the bits at the given slots."""
     for i in range(slots.shape[0]):
         plane[slots[i] >> np.uint64(6)] |= ONE << (slots[i] & np.uint64(63))
+
+
+# -- values of base and tasks ------------------------------------------------------------------------------------------
+
+
+@compiled()
+def survey(base, addresses, compared, rows, planes, first_word, changed, suspect):
+    """Marks the candidates of each task, and notes which task vectors are not zero or not finite.
+
+    Task k takes part in the comparison where compared[k]; its candidates go to planes[rows[k]] unless rows[k] < 0.
+    changed[k] is set where a value differs from the base's, suspect[k] where a difference is NaN or infinite.
+    """
+    n = base.shape[0]
+    largest = np.empty(BLOCK, base.dtype)
+    bits = np.zeros(BLOCK, np.uint8)
+    octets = bits.view(np.uint64)
+    # As integers, the patterns of non-negative floats keep their order, with infinity and NaN above all numbers.
+    finite = pattern(np.finfo(base.dtype).max)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        largest[:] = 0
+        if size < BLOCK:
+            bits[:] = 0
+        for k in range(addresses.shape[0]):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            peak = pattern(base.dtype.type(0))
+            if compared[k]:
+                for j in range(size):
+                    magnitude = abs(values[j] - origin[j])
+                    peak = max(peak, pattern(magnitude))
+                    before = largest[j]
+                    reached = magnitude >= before
+                    bits[j] = reached
+                    largest[j] = magnitude if reached else before
+            else:
+                for j in range(size):
+                    peak = max(peak, pattern(abs(values[j] - origin[j])))
+            changed[k] |= peak > 0
+            suspect[k] |= peak > finite
+            if rows[k] >= 0:
+                word = first_word + start // WORD
+                for w in range((size + WORD - 1) // WORD):
+                    planes[rows[k], word + w] = packed(octets, w)
+
+
+@compiled(fastmath={"reassoc"})
+def sum_of_squares(vector):
+    """Returns the squared length in float64; the additions may be in any order."""
+    total = 0.0
+    for j in range(vector.shape[0]):
+        value = np.float64(vector[j])
+        total += value * value
+    return total
+
+
+@compiled(fastmath={"reassoc"})
+def squared_distance(values, base):
+    """Returns the squared length of values - base, like `sum_of_squares`."""
+    total = 0.0
+    for j in range(base.shape[0]):
+        difference = np.float64(values[j] - base[j])
+        total += difference * difference
+    return total
+
+
+@compiled()
+def subtract(values, base, out):
+    """Writes values - base."""
+    for j in range(base.shape[0]):
+        out[j] = values[j] - base[j]
+
+
+@compiled()
+def gather(base, addresses, rows, planes, first_word, out):
+    """Writes the owner's value less the base's; task k owns the bits of planes[rows[k]], and somebody each element."""
+    n = base.shape[0]
+    for w in range((n + WORD - 1) // WORD):
+        for k in range(addresses.shape[0]):
+            if rows[k] >= 0:
+                owned = planes[rows[k], first_word + w]
+                if owned:
+                    values = carray(pointer(addresses[k]), n, base.dtype)
+                    while owned:
+                        p = np.int64(w * WORD) + np.int64(trailing_zeros(owned))
+                        owned &= owned - ONE
+                        out[p] = values[p] - base[p]
+
+
+@compiled()
+def largest(base, addresses, out, counts):
+    """Writes the difference of largest magnitude (MAGMAX), the later task's on a tie; counts what each task gave."""
+    n = base.shape[0]
+    owners = np.empty(BLOCK, np.int32)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        best = out[start : start + size]
+        best[:] = 0
+        owners[:] = 0
+        for k in range(addresses.shape[0]):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            task = np.int32(k)
+            for j in range(size):
+                difference = values[j] - origin[j]
+                before = best[j]
+                owner = owners[j]
+                reached = abs(difference) >= abs(before)
+                best[j] = difference if reached else before
+                owners[j] = task if reached else owner
+        for j in range(size):
+            counts[owners[j]] += 1
+
+
+@compiled()
+def draw(base, addresses, tops, lottery_state, first_element, out, counts):
+    """Writes the difference of the first task whose top is not below the lottery number; the last is 2**64 - 1."""
+    n = base.shape[0]
+    for p in range(n):
+        number = ticket(lottery_state, first_element + np.uint64(p))
+        k = 0
+        while number > tops[k]:
+            k += 1
+        out[p] = carray(pointer(addresses[k]), n, base.dtype)[p] - base[p]
+        counts[k] += 1
+
+
+@compiled()
+def weighted_sum(base, addresses, factors, out):
+    """Writes the sum over tasks of factor * difference, in float64 and task order, rounded once."""
+    n = base.shape[0]
+    sums = np.empty(BLOCK, np.float64)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        sums[:] = 0.0
+        for k in range(addresses.shape[0]):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            factor = factors[k]
+            for j in range(size):
+                sums[j] += factor * np.float64(values[j] - origin[j])
+        for j in range(size):
+            out[start + j] = sums[j]
+
+
+@compiled()
+def _digits(values, origin, unit, shift, first, bins, digits, inside):
+    for j in range(origin.shape[0]):
+        digit = (pattern(abs(values[j] - origin[j]) * unit) >> shift) - first
+        digits[j] = np.uint32(digit)
+        inside[j] = (digit >= 0) & (digit < bins)
+
+
+@compiled()
+def count_magnitudes(base, addresses, unit, shift, firsts, counts):
+    """Adds elements to counts[k], by (code >> shift) - firsts[k] where the counts have a place for it.
+
+    `unit` is a 1 of the type whose bit patterns are the codes; `shift` and `firsts` are integers of their type.
+    """
+    n = base.shape[0]
+    bins = firsts.dtype.type(counts.shape[1])
+    digits = np.empty(BLOCK, np.uint32)
+    inside = np.zeros(BLOCK, np.uint8)
+    octets = inside.view(np.uint64)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        if size < BLOCK:
+            inside[:] = 0
+        for k in range(addresses.shape[0]):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            _digits(values, origin, unit, shift, firsts[k], bins, digits, inside)
+            for w in range((size + WORD - 1) // WORD):
+                counted = packed(octets, w)
+                if counted == _ALL:
+                    for j in range(w * WORD, w * WORD + WORD):
+                        counts[k, digits[j]] += 1
+                while counted and counted != _ALL:
+                    j = np.int64(w * WORD) + np.int64(trailing_zeros(counted))
+                    counted &= counted - ONE
+                    counts[k, digits[j]] += 1
+
+
+@compiled()
+def _equal(values, origin, magnitude, equal):
+    found = 0
+    for j in range(origin.shape[0]):
+        same = abs(values[j] - origin[j]) == magnitude
+        equal[j] = same
+        found += same
+    return found
+
+
+@compiled()
+def scan_equal(base, values, magnitude, lottery_state, first_element, window, keys):
+    """Draws a key for every element of this magnitude; like `scan_keys`, without planes."""
+    low, high = window
+    below = 0
+    undecided = 0
+    equal = np.empty(BLOCK, np.uint8)
+    for start in range(0, base.shape[0], BLOCK):
+        origin = base[start : start + BLOCK]
+        if not _equal(values[start : start + BLOCK], origin, magnitude, equal):
+            continue
+        for j in range(origin.shape[0]):
+            if equal[j]:
+                number = ticket(lottery_state, first_element + np.uint64(start + j))
+                below += number < low
+                if number - low <= high - low:
+                    if undecided < keys.shape[0]:
+                        keys[undecided] = number
+                    undecided += 1
+    return below, undecided
+
+
+@compiled()
+def _vote(values, origin, factor, least, ballots, sums):
+    equal = 0
+    for j in range(origin.shape[0]):
+        difference = np.float64(values[j] - origin[j])
+        magnitude = abs(difference)
+        ballot = factor * difference
+        ballot = ballot if magnitude >= least else 0.0
+        equal += magnitude == least
+        ballots[j] = ballot
+        sums[j] += ballot
+    return equal
+
+
+@compiled()
+def _drop_by_key(values, origin, least, key, lottery_state, first_element, ballots, k, sums):
+    """Takes back the votes of elements of the least magnitude with larger keys."""
+    for j in range(origin.shape[0]):
+        if np.float64(abs(values[j] - origin[j])) == least:
+            number = ticket(lottery_state, first_element + np.uint64(j))
+            if number > key:
+                ballots[k, j] = 0.0
+                total = 0.0
+                for i in range(k):
+                    total += ballots[i, j]
+                sums[j] = total
+
+
+@compiled()
+def _signs(sums, signs):
+    for j in range(sums.shape[0]):
+        total = sums[j]
+        signs[j] = np.float64(total > 0.0) - np.float64(total < 0.0)
+
+
+@compiled()
+def _agree(ballots, signs, share, agreed, votes):
+    for j in range(ballots.shape[0]):
+        ballot = ballots[j] * signs[j]
+        agrees = ballot > 0.0
+        agreed[j] += ballot if agrees else 0.0
+        votes[j] += share if agrees else 0.0
+
+
+@compiled()
+def _mean(signs, agreed, votes, out):
+    for j in range(out.shape[0]):
+        out[j] = signs[j] * agreed[j] / (votes[j] if votes[j] != 0.0 else 1.0)
+
+
+@compiled()
+def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_element, out):
+    """Writes the mean, by shares, of the kept values whose sign is that of their sum (TIES).
+
+    A value is kept if its magnitude is above leasts[k], or equals it and has a key of at most keys[k]; others count as
+    0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
+    the sign comes last: rounding is the same either side of 0. The small loops are functions of their own because LLVM
+    makes vector code of them there, and not in one large function.
+    """
+    n = base.shape[0]
+    tasks = addresses.shape[0]
+    ballots = np.empty((tasks, BLOCK), np.float64)
+    sums, signs = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    agreed, votes = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        origin = base[start : start + size]
+        sums[:] = 0.0
+        agreed[:] = 0.0
+        votes[:] = 0.0
+        for k in range(tasks):
+            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
+            if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL:
+                first = first_element + np.uint64(start)
+                _drop_by_key(values, origin, leasts[k], keys[k], lottery_states[k], first, ballots, k, sums)
+        _signs(sums, signs)
+        for k in range(tasks):
+            _agree(ballots[k, :size], signs, shares[k], agreed, votes)
+        _mean(signs, agreed, votes, out[start : start + size])
+
+
+@compiled()
+def step(base, tau, scale, out):
+    """Writes base + scale * tau, each operation rounded. Returns whether every result is finite."""
+    limit = np.finfo(base.dtype).max
+    nonfinite = np.uint8(0)
+    for j in range(base.shape[0]):
+        moved = scale * tau[j]
+        value = base[j] + moved
+        out[j] = value
+        nonfinite |= np.uint8(not abs(value) <= limit)
+    return nonfinite == 0
+
+
+@compiled()
+def add_product(left, right, scaling, out, start):
+    """Adds scaling * (left @ right), flattened, to `out`, whose first element has the index `start` there.
+
+    Each element is a sum of its own, over ranks in order: s = round(s + round(left[i, k] * right[k, j])) in float64,
+    and out = round(out + round(scaling * s)), so that no cut into ranges shows.
+    """
+    rank, columns = right.shape
+    sums = np.empty(columns, np.float64)
+    done = 0
+    while done < out.shape[0]:
+        i = (start + done) // columns
+        first = (start + done) - i * columns
+        last = min(columns, first + out.shape[0] - done)
+        sums[first:last] = 0.0
+        k = 0
+        while k + 4 <= rank:  # sums are loaded and stored less often
+            f0, f1, f2, f3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
+            r0, r1, r2, r3 = right[k], right[k + 1], right[k + 2], right[k + 3]
+            for j in range(first, last):
+                sums[j] = (((sums[j] + f0 * r0[j]) + f1 * r1[j]) + f2 * r2[j]) + f3 * r3[j]
+            k += 4
+        while k < rank:
+            f0, r0 = left[i, k], right[k]
+            for j in range(first, last):
+                sums[j] += f0 * r0[j]
+            k += 1
+        for j in range(first, last):
+            out[done + j - first] += out.dtype.type(scaling * sums[j])
+        done += last - first

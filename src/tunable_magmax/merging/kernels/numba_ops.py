@@ -21,9 +21,7 @@ from tunable_magmax.merging.kernels import (
     Planes,
     Runs,
     loops,
-    value_loops,
 )
-from tunable_magmax.merging.kernels.mapped_rows import MappedRows
 
 Words = NDArray[np.uint64]
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -43,6 +41,8 @@ class MappedPlanes(MemoryPlanes):
     """Planes in a file, whose pages are let go as soon as a slice has been worked on."""
 
     def __init__(self, rows: int, slots: int, path: Path) -> None:
+        from tunable_magmax.merging.kernels.mapped_rows import MappedRows
+
         self._file = MappedRows(rows, slots // 8, path)
         self.words = self._file.rows(np.uint64)
 
@@ -87,14 +87,14 @@ class NumbaKernels:
         changed = np.zeros(len(chunk.tasks), np.bool_)
         suspect = np.zeros(len(chunk.tasks), np.bool_)
         marks = np.array(compared, np.bool_), np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        value_loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *marks, changed, suspect)
+        loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *marks, changed, suspect)
         return changed, suspect
 
     def square(self, vector: Tensor) -> float:
-        return float(value_loops.sum_of_squares(vector.numpy()))
+        return float(loops.sum_of_squares(vector.numpy()))
 
     def squared_distance(self, values: Tensor, base: Tensor) -> float:
-        return float(value_loops.squared_distance(values.numpy(), base.numpy()))
+        return float(loops.squared_distance(values.numpy(), base.numpy()))
 
     def fill(self, plane: Words, elements: int) -> None:
         plane[: elements // SLOTS] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -138,7 +138,7 @@ class NumbaKernels:
         integer, unit = (np.int64, np.float64(1)) if wide else (np.int32, np.float32(1))
         firsts = np.array([prefix << bits for prefix in prefixes], integer)
         addresses = _addresses([chunk.tasks[t] for t in tasks])
-        value_loops.count_magnitudes(chunk.base.numpy(), addresses, unit, integer(shift), firsts, counts)
+        loops.count_magnitudes(chunk.base.numpy(), addresses, unit, integer(shift), firsts, counts)
         return counts
 
     def scan_equal(
@@ -152,7 +152,7 @@ class NumbaKernels:
         room = 64
         while True:
             keys = np.empty(room, np.uint64)
-            below, undecided = value_loops.scan_equal(*values, *numbers, keys)
+            below, undecided = loops.scan_equal(*values, *numbers, keys)
             if undecided <= room:
                 return int(below), keys[:undecided].copy()
             room = int(undecided)
@@ -163,7 +163,7 @@ class NumbaKernels:
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
         marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        value_loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
+        loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
         owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
         counts = np.array([0 if plane is None else self.count_common(plane, plane) for plane in owned], np.int64)
         planes.release(chunk.slots, *rows)
@@ -171,11 +171,11 @@ class NumbaKernels:
 
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         counts = np.zeros(len(chunk.tasks), np.int64)
-        value_loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
+        loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
         return counts
 
     def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        value_loops.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out.numpy())
+        loops.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out.numpy())
         counts = np.zeros(len(chunk.tasks), np.int64)
         counts[task] = out.numel()
         return counts
@@ -184,14 +184,14 @@ class NumbaKernels:
         drawn = np.zeros(len(tasks), np.int64)
         numbers = np.array(tops, np.uint64), np.uint64(lottery_state), np.uint64(chunk.element)
         addresses = _addresses([chunk.tasks[t] for t in tasks])
-        value_loops.draw(chunk.base.numpy(), addresses, *numbers, out.numpy(), drawn)
+        loops.draw(chunk.base.numpy(), addresses, *numbers, out.numpy(), drawn)
         counts = np.zeros(len(chunk.tasks), np.int64)
         counts[list(tasks)] = drawn
         return counts
 
     def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
         addresses = _addresses([chunk.tasks[t] for t in tasks])
-        value_loops.weighted_sum(chunk.base.numpy(), addresses, np.array(factors, np.float64), out.numpy())
+        loops.weighted_sum(chunk.base.numpy(), addresses, np.array(factors, np.float64), out.numpy())
 
     def elect(
         self,
@@ -206,10 +206,10 @@ class NumbaKernels:
         addresses = _addresses([chunk.tasks[t] for t in tasks])
         numbers = [np.array(each, np.float64) for each in (factors, shares, [cut.magnitude for cut in cuts])]
         keys = [np.array(each, np.uint64) for each in ([cut.key for cut in cuts], lottery_states)]
-        value_loops.elect(chunk.base.numpy(), addresses, *numbers, *keys, np.uint64(chunk.element), out.numpy())
+        loops.elect(chunk.base.numpy(), addresses, *numbers, *keys, np.uint64(chunk.element), out.numpy())
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
-        return bool(value_loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+        return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
 
 
 def _room(candidates: int, low: int, high: int) -> int:

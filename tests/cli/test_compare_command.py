@@ -30,7 +30,7 @@ def site(text_run, tmp_path_factory):
 
 def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
-    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--old-heads", *CPU)
+    given = ("--preference", site / "site.json", "--data", site / "test.csv", *CPU)
     result = tmx("compare", text_run.path, *given, "--plot", tmp_path / "p.svg")
     assert (result.code, "warning" in result.err) == (0, False)
     found = json.loads(tmx("compare", text_run.path, *given, "--json").out)
@@ -38,9 +38,8 @@ def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
     assert all(len(line) <= 80 for line in lines[1:])  # the first names run and data
     table = {line[2:34].strip(): line for line in lines if "%" in line and line.startswith("  ")}
     for row in found["rows"]:
-        title = f"{row['model']}, old head" if row["head"] == "old" else row["model"]
         star = " *" if row["verdict"] is None else ""
-        line = next(line for start, line in table.items() if start.startswith(title + star))
+        line = next(line for start, line in table.items() if start.startswith(row["model"] + star))
         assert f"{row['accuracy']:.1%}" in line
     assert {row["head"] for row in found["rows"]} <= {"fitted", "old"}
     assert result.out.count(" *") == len([line for line in lines if " *" in line])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
 from tunable_magmax.preference.base_features import TaskProbe, ood_share
+from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
 
 Floats = NDArray[np.float64]
@@ -38,11 +38,19 @@ class World:
         return np.concatenate([self.draw(t, count)[0] for t, count in enumerate(counts) if count])
 
 
+def estimate(features: Any, labels: Any, target: Any, seed: int = 0) -> Preference:
+    probe = TaskProbe.fit(features, labels, seed)
+    groups = Groups.of([Counter(own) for own in labels])
+    evidence, facts = probe.evidence(target, groups), {"probe": probe.facts()}
+    found = Preference.from_evidence(evidence, groups, "probe", facts, seed=seed)
+    return found.with_ood_share(probe, target)
+
+
 @pytest.mark.parametrize("counts", [(60, 0, 40, 0), (25, 25, 25, 25), (100, 0, 0, 0), (0, 80, 10, 10)])
 def test_the_mixture_is_found_again(counts: tuple[int, ...]) -> None:
     world = World(0)
     features, labels = world.profiles()
-    found = Preference.from_base_features(features, labels, world.target(*counts))
+    found = estimate(features, labels, world.target(*counts))
     assert found.method == "probe"
     assert np.abs(np.array(found.weights) - np.array(counts) / 100).sum() / 2 < 0.08
     assert found.intervals is not None
@@ -64,7 +72,7 @@ def test_likelihoods_are_bayes_without_the_tasks_shares() -> None:
     """A task with nine times the rows of another must not look more likely for that."""
     world = World(1, tasks=2, each=1, gap=0.4)
     (large, few), target = (world.draw(0, 900), world.draw(1, 100)), world.target(200, 200)
-    found = Preference.from_base_features([large[0], few[0]], [large[1], few[1]], target)
+    found = estimate([large[0], few[0]], [large[1], few[1]], target)
     assert found.weights == pytest.approx((0.5, 0.5), abs=0.12)
 
 
@@ -75,20 +83,17 @@ def test_tasks_that_share_classes_are_told_apart_by_their_look() -> None:
     photos = means[labels] + rng.normal(size=(150, WIDTH)) * 0.5
     sketches = means[labels] + look + rng.normal(size=(150, WIDTH)) * 0.5
     target = means[labels[:50]] + look + rng.normal(size=(50, WIDTH)) * 0.5
-    found = Preference.from_base_features([photos, sketches], [labels, labels], target)
+    found = estimate([photos, sketches], [labels, labels], target)
     assert found.weights[1] > 0.9
 
 
-def test_one_seed_one_result_and_any_kind_of_array() -> None:
+def test_one_seed_one_result() -> None:
     world = World(5)
     features, labels = world.profiles(40)
     target = world.target(9, 6, 0, 0)
-    found = Preference.from_base_features(features, labels, target)
-    assert Preference.from_base_features(features, labels, target) == found
-    assert Preference.from_base_features(features, labels, target, seed=1) != found
-    indices = [torch.tensor([int(name.split()[1]) for name in names]) for names in labels]
-    tensors = Preference.from_base_features([torch.tensor(x) for x in features], indices, torch.tensor(target))
-    assert (tensors.weights, tensors.intervals) == (found.weights, found.intervals)
+    found = estimate(features, labels, target)
+    assert estimate(features, labels, target) == found
+    assert estimate(features, labels, target, seed=1) != found
 
 
 def test_something_that_no_task_held_is_outside() -> None:
@@ -104,33 +109,3 @@ def test_something_that_no_task_held_is_outside() -> None:
         fitted, np.array([1.0, 0, 0, 0]), fitted.probe.held_out_distances[fitted.members[fitted.probe.judged] == 0]
     )
     assert alone == pytest.approx(0.05, abs=0.01)
-
-
-def test_identical_features_give_equal_weights_and_a_warning() -> None:
-    with pytest.warns(UserWarning, match="all features are identical, in every task and at the site"):
-        found = Preference.from_base_features([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
-    assert found.weights == pytest.approx((0.5, 0.5), abs=0.15)
-    assert found.expected_error is not None
-    assert found.expected_error > 0.2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"task_labels": [[0, 1], [1]]},
-            "the tasks have [2, 2] rows of features and [2, 1] labels: give one for each row",
-        ),
-        ({"site_features": np.ones((2, 3))}, "task 1: its features have width 2 and the site's have width 3"),
-        ({"site_features": np.full((1, 2), np.nan)}, "base features of the site: 1 of 1 rows hold NaN or infinity"),
-    ],
-)
-def test_bad_input(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {
-        "task_features": [np.eye(2), 2 - np.eye(2)],
-        "task_labels": [[0, 1], [2, 3]],
-        "site_features": np.eye(2),
-    }
-    with pytest.raises(InputError) as error:
-        Preference.from_base_features(**{**given, **change})
-    assert message in str(error.value)

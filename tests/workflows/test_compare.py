@@ -21,9 +21,8 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.run_models import MergeSpec
-from tunable_magmax.models.head import Head, load_head, save_head
+from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.kept import keep_samples
-from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.compare import compared_rows, least_samples
@@ -60,7 +59,7 @@ def site(image_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compared(kept, site):
-    return compare(kept, LIKELY, site, old_heads=True, reading=CPU)
+    return compare(kept, LIKELY, site, reading=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +94,6 @@ def test_a_row_is_what_tailor_writes_and_eval_measures(kept, site, compared, tmp
     assert shares(compared, "fitted")[title] == expected
 
 
-def test_old_heads_are_what_eval_measures_with_the_prior(kept, site, compared, tmp_path):
-    run, old = Run.open(kept), shares(compared, "old")
-    head, options = load_head(run.head), {"method": "average", "scale": 1.0, "weights": list(LIKELY.weights)}
-    save_head(head.with_bias(LIKELY.prior.bias(head.classes)), tmp_path / "head.safetensors")
-    given = {"head": tmp_path / "head.safetensors", "run": run.path, "reading": CPU}
-    assert set(old) == set(shares(compared, "fitted"))
-    for title, place in (("base", run.base), ("task first", run.tasks[0]), ("last", run.tasks[1])):
-        assert old[title] == evaluate(place, site, **given).accuracy.overall
-    found = evaluate(Recipe(run.base, run.tasks, options), site, **given)
-    assert old["average 1"] == found.accuracy.overall
-
-
 def test_the_tailored_model_is_what_tailor_makes(kept, site, compared, tmp_path):
     expected = made(kept, tmp_path / "out", site)
     assert compared.tailored.share == expected
@@ -126,15 +113,8 @@ def test_classifiers_of_their_own(builtin, tmp_path):
     site, preference = builtin / "all.csv", Preference((1, 2))
     expected = made(builtin, tmp_path / "out", site, preference)
     assert not (tmp_path / "out" / "head.safetensors").exists()
-    found = compare(builtin, tmp_path / "out", site, old_heads=True, reading=CPU)
+    found = compare(builtin, tmp_path / "out", site, reading=CPU)
     assert found.tailored.share == expected
-    old = shares(found, "old")
-    assert "base" not in old  # it had none
-    for title, name in (("task pets", "pets"), ("last", "tools")):
-        own = evaluate(builtin / name, builtin / f"{name}.csv", reading=CPU).accuracy.overall
-        part = compare(builtin, preference, builtin / f"{name}.csv", old_heads=True, reading=CPU)
-        assert own.right > 0
-        assert shares(part, "old")[title] == own  # with its own head, not one in which others' rows win
     assert shares(found, "fitted")["base"].right > 0
 
 

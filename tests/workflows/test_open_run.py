@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from labelled_run import build
 from safetensors.torch import load_file
 
 import tunable_magmax as tmx
@@ -161,12 +160,3 @@ def test_every_form_of_model_is_evaluated(text_run):
     assert found.accuracies["base"] == run.evaluate(run.base, pairs).accuracy
     with pytest.raises(tmx.InputError, match=r"has no checkpoint 'frist' .did you mean 'first'"):
         run.evaluate("frist", pairs)
-
-
-def test_profiles_are_made_and_kept(tmp_path):
-    made = build(tmp_path / "run", "bert", profiled=False)
-    run = tmx.open_run(made.path)
-    assert "0 of 2 profiles" in repr(run)
-    data = made.pairs(tmp_path / "first", {"red": 4, "blue": 4})
-    assert run.add_data({"first": data})["first"].label_table == {"blue": 4, "red": 4}
-    assert list(run.profiles) == ["first"]

@@ -22,7 +22,7 @@ from tunable_magmax.workflows.site import Site
 
 def found_for(run, labelled, trials=100, max_samples=None, progress=None, seed=0):
     reading = Reading(device="cpu", max_samples=max_samples)
-    return search_preference(Site(run, SiteSources(labelled=labelled), reading, progress=progress), trials, seed)
+    return search_preference(Site(run, SiteSources(labelled=labelled), reading, seed, progress), trials)
 
 
 def changed(run, **changes):

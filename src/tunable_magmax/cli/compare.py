@@ -58,7 +58,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
 
 def _cells(row: Row) -> list[str]:
     low, high = row.share.interval()
-    name = row.title if len(row.title) <= LONGEST else f"{row.title[: LONGEST - 3]}..."
+    name = row.model if len(row.model) <= LONGEST else f"{row.model[: LONGEST - 3]}..."
     share = [f"{row.share.value:.1%}", f"{100 * low:.1f} to {100 * high:.1f}"]
     if row.pair is None:
         return [f"{name} *", *share, "", ""]

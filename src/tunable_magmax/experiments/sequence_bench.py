@@ -260,14 +260,14 @@ class EnvironmentBench:
     def preference(self, source: str) -> Preference:
         """Returns the environment's preference by a source, as `tmx prefer` finds it."""
         if source not in self._preferences:
-            options, site = PreferOptions(seed=self.shared.seed, trials=self.shared.trials), self.site(source)
+            site = self.site(source)
             if source == "search":  # on the bench that is there, instead of one for each environment
-                found = search_preference(site, options.trials, options.seed, self.shared.trained.bench)
+                found = search_preference(site, self.shared.trials, self.shared.trained.bench)
                 self.shared.trained.bench.forget("labelled")
                 self._preferences[source] = completed(found, site.run)
             else:
                 method: Any = source.removesuffix("-raw") if source in ("ot", "ot-raw", "cosine", "mmd") else "auto"
-                options = replace(options, method=method, raw=source == "ot-raw")
+                options = PreferOptions(method=method, raw=source == "ot-raw")
                 self._preferences[source] = find_preference(site, options)
         return self._preferences[source]
 

@@ -27,7 +27,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
         face = "white" if row.head == "old" else colour
         style = {"color": colour, "markerfacecolor": face, "zorder": 3, "clip_on": False}
         axes.plot([100 * row.share.value], [place], "o", markersize=5.5, **style)
-    names = [f"{short(row.title)}{' (tailored)' if row is mine else ''}" for row in rows]
+    names = [f"{short(row.model)}{' (tailored)' if row is mine else ''}" for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8.5)
     axes.get_yticklabels()[rows.index(mine)].set(fontweight="bold", color=MINE)
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -6,16 +6,14 @@ encoders cannot. And the tasks' rows are labelled: a discriminant learned from t
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, Matrix, choose_rows, feature_matrix, unit_rows
+from tunable_magmax.data.arrays import Floats, Matrix, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
 from tunable_magmax.preference.mixture import Groups
@@ -141,37 +139,6 @@ class TaskProbe:
         }
 
 
-def input_evidence(
-    task_features: Sequence[Any],
-    task_labels: Sequence[Any],
-    site_features: Any,
-    *,
-    task_label_counts: Sequence[Mapping[Any, float]] | None = None,
-    max_samples: int | None = 5000,
-    fitted: TaskProbe | None = None,
-    seed: int = 0,
-) -> tuple[Floats, Groups, TaskProbe, Matrix]:
-    """Returns the evidence [samples, groups] of the site's embeddings, the groups, the probe, and the rows used.
-
-    `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `site_features` [n, width], all
-    embedded by one encoder, the base. `task_label_counts`: samples by class of each task, by default those of its rows.
-    Of more than `max_samples` samples of the site a seeded draw is used. `fitted`: the probe of these tasks, where it
-    was made for another site already.
-    """
-    tasks, labels, site = _checked(task_features, task_labels, site_features)
-    site = site[choose_rows(len(site), max_samples, seed)]
-    if all((part == site[0]).all() for part in (*tasks, site)):
-        warnings.warn(
-            "all features are identical, in every task and at the site: they say nothing; check the encoder and the "
-            "inputs",
-            stacklevel=3,
-        )
-    fitted = TaskProbe.fit(tasks, labels, seed) if fitted is None else fitted
-    tables = [Counter(own) for own in labels] if task_label_counts is None else task_label_counts
-    groups = Groups.of(tables)
-    return fitted.evidence(site, groups), groups, fitted, site
-
-
 def ood_share(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
     """Returns the share of the site's samples that are farther from every class than 95% of the tasks' held-out rows.
 
@@ -189,21 +156,3 @@ def farthest(fitted: TaskProbe, weights: Floats) -> float:
     order = np.argsort(own, kind="stable")
     reached = np.cumsum(importance[order])
     return float(own[order][min(int(np.searchsorted(reached, FAR_SHARE * reached[-1])), len(own) - 1)])
-
-
-def _checked(
-    task_features: Sequence[Any], task_labels: Sequence[Any], site_features: Any
-) -> tuple[list[Matrix], list[list[Any]], Matrix]:
-    from tunable_magmax.preference.distances import require_one_width, task_matrices
-    from tunable_magmax.preference.labels import plain_list
-
-    tasks = task_matrices(task_features, "base features")
-    site = feature_matrix(site_features, "base features of the site")
-    lists = plain_list(task_labels, "task_labels")
-    labels = [plain_list(own, f"labels of task {t}") for t, own in enumerate(lists, 1)]
-    rows, given = [*map(len, tasks)], [*map(len, labels)]
-    if rows != given:
-        raise InputError(f"the tasks have {rows} rows of features and {given} labels: give one for each row")
-    for t, task in enumerate(tasks, 1):
-        require_one_width(task, site, t)
-    return tasks, labels, site

@@ -355,25 +355,6 @@ class Preference:
         facts: dict[str, JSON] = {"samples": len(site_features[0]), "distances": distances.tolist()}
         return cls(tuple(weights.tolist()), method, {**facts, **({"raw": True} if raw else {})})
 
-    @classmethod
-    def from_base_features(
-        cls, task_features: Sequence[Any], task_labels: Sequence[Any], site_features: Any, **options: Any
-    ) -> Preference:
-        """Estimates from inputs of the site, embedded by the base alone, as the tasks' labelled rows are.
-
-        See `base_features.input_evidence`.
-
-        >>> tasks, labels = [[[2.0, 0.1], [2.0, 0.2]], [[0.1, 2.0], [0.2, 2.0]]], [["cat"] * 2, ["car"] * 2]
-        >>> Preference.from_base_features(tasks, labels, [[0.1, 2.0], [0.0, 1.0]] * 9).weights[1] > 0.8
-        True
-        """
-        from tunable_magmax.preference.base_features import input_evidence
-
-        seed = options.get("seed", 0)
-        evidence, groups, fitted, rows = input_evidence(task_features, task_labels, site_features, **options)
-        found = cls.from_evidence(evidence, groups, "probe", {"probe": fitted.facts()}, seed=seed)
-        return found.with_ood_share(fitted, rows)
-
     def with_ood_share(self, fitted: TaskProbe, features: Any) -> Preference:
         """Returns the same preference with the share of samples that are unlike every task in its facts.
 

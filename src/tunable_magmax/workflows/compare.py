@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import Share
-from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
+from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
 from tunable_magmax.evaluation.labelled import Labelled
-from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large, task_labels
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress
-from tunable_magmax.models.builtin import builtin_labels
 from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
@@ -48,7 +47,8 @@ Answers: TypeAlias = tuple[str, HeadKind, MergeSpec | None, Bools]
 class Row:
     """A model with a head, against the tailored model, which has None in all that says how they differ.
 
-    `head`: "fitted" for this comparison, "old" as it was, or "own", which the tailored model's directory holds.
+    `head`: "fitted" for this comparison, "old" where nothing can be fitted, or "own", which the tailored model's
+    directory holds.
     `p_value`: corrected for the number of comparisons.
     """
 
@@ -59,11 +59,6 @@ class Row:
     pair: Paired | None = None
     p_value: float | None = None
     verdict: Verdict | None = None
-
-    @property
-    def title(self) -> str:
-        """What tables and sentences call it."""
-        return f"{self.model}, old head" if self.head == "old" else self.model
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
@@ -140,11 +135,11 @@ def _verdict(row: Row, tailored: Row, comparisons: int) -> str:
     """Returns what the samples say of a model against the tailored one, as a sentence."""
     shares = f"{row.share.value:.1%} against {tailored.share.value:.1%}"
     if row.verdict != "cannot tell" or row.pair is None:
-        return f"`{row.title}` is {row.verdict} than the tailored model: {shares}."
+        return f"`{row.model}` is {row.verdict} than the tailored model: {shares}."
     needed = row.pair.needed(ALPHA / comparisons)
     enough = None if needed is None else max(needed, least_samples(comparisons))
     would = "" if enough is None else f"; about {enough:,} would, if the difference is real"
-    return f"{plural(row.share.samples, 'sample')} cannot tell `{row.title}` from it ({shares}){would}."
+    return f"{plural(row.share.samples, 'sample')} cannot tell `{row.model}` from it ({shares}){would}."
 
 
 def least_samples(comparisons: int) -> int:
@@ -188,7 +183,7 @@ def compare(
     >>> compare("run", CompareOptions(data="site/test")).rows[0].model  # doctest: +SKIP
     'tunable_magmax 0.5'
     """
-    run, reading, old_heads = run if isinstance(run, Run) else Run.open(run), options.reading, options.old_heads
+    run, reading = run if isinstance(run, Run) else Run.open(run), options.reading
     chosen, folder, seed = _preference(run, options)
     refuse_too_large(run.base, run.tasks)
     head = find_head(run.base, None, run)
@@ -196,7 +191,7 @@ def compare(
     with Bench(run, head=head.frozen, seed=seed, device=reading.device, progress=progress) as bench:
         samples = bench.open_labelled("compared", labelled)
         specs = _candidates(run, chosen.weights)
-        fewest = least_samples((1 + old_heads) * len(specs))
+        fewest = least_samples(len(specs))
         if len(samples) < fewest:
             warnings.warn(
                 f"{plural(len(samples), 'sample')} cannot show any difference between so many models, however large "
@@ -209,12 +204,10 @@ def compare(
             specs = list(dict.fromkeys([*specs, mine]))
         models: list[Answers] = []
         for done, spec in enumerate(specs, 1):
-            title, fitted = model_title(run, spec), bench.fit(spec, material.all)
+            fitted = bench.fit(spec, material.all)
             kind: HeadKind = "old" if fitted.kind == "old" else "fitted"
-            models.append((title, kind, spec, _right(bench.logits(spec, samples, fitted.linear), samples)))
-            if old_heads and kind == "fitted":
-                logits = _old_logits(bench, spec, samples, material.all)
-                models += [] if logits is None else [(title, "old", spec, _right(logits, samples))]
+            right = _right(bench.logits(spec, samples, fitted.linear), samples)
+            models.append((model_title(run, spec), kind, spec, right))
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
@@ -267,23 +260,6 @@ def model_title(run: Run, spec: MergeSpec) -> str:
 def _right(logits: NDArray[np.float64], data: BenchData) -> Bools:
     right: Bools = logits.argmax(axis=1) == data.labels
     return right
-
-
-def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts) -> NDArray[np.float64] | None:
-    """Returns the logits of a model with the head that it had, for the site's class shares; None if it had none.
-
-    A checkpoint with a classifier of its own answers with that alone: it knows its own labels only.
-    """
-    known = np.ones(len(bench.classes), dtype=bool)
-    if bench.is_builtin and spec.checkpoint is not None:
-        run = bench.run
-        own = builtin_labels(run.base) if spec.is_base else task_labels(run.base, run.tasks)[spec.checkpoint - 1]
-        known = np.isin(bench.classes, own or ())
-        if not known.any():
-            return None
-    logits = bench.logits(spec, data, bench.fit(spec, facts.without_rows).linear)
-    logits[:, ~known] = -np.inf
-    return logits
 
 
 def _right_as_written(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,12 +20,10 @@ from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
 from tunable_magmax.workflows.evaluate import HEAD_FILES, Data, Evaluation, evaluate
-from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.merge import merge as merge_files
 from tunable_magmax.workflows.merge import merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.options import (
     CompareOptions,
-    InitOptions,
     MergeOptions,
     PreferOptions,
     SweepOptions,
@@ -234,7 +231,7 @@ class Run:
 
         `preference`: one of this run, its file, or a tailored model; by default all tasks alike. `data`: pairs of input
         and label, or the path of such data; by default the run's own test data. Other options are those of the command:
-        old_heads, seed, max_samples, device, ...
+        seed, max_samples, device, ...
         """
         return compare(self._run, from_flat(CompareOptions, preference=preference, data=data, **options), progress)
 
@@ -267,22 +264,3 @@ class Run:
         # A tailored model has a head of its own, which goes before the run's.
         beside = isinstance(subject, os.PathLike) and any((Path(subject) / name).is_file() for name in HEAD_FILES)
         return evaluate(subject, data, run=None if beside else self.path, progress=progress, **options)
-
-    def add_data(
-        self,
-        data: Mapping[str, Place],
-        *,
-        eval_data: Mapping[str, Place] | None = None,
-        progress: Progress | None = None,
-        **options: Any,
-    ) -> dict[str, Profile]:
-        """Makes profiles of tasks from their data and keeps some samples, as `tmx init RUN_DIR --data` does.
-
-        `eval_data`: samples that were not trained on. Other options are those of the command: keep, split,
-        device, ... Returns the profiles.
-        """
-        placed = [[f"{name}={place}" for name, place in given.items()] for given in (data, eval_data or {})]
-        how = from_flat(InitOptions, data=placed[0], eval_data=placed[1], **options)
-        made = init_run(self.path, how, progress)
-        self._run = RunDirectory.open(self.path)
-        return {name: profile for name, (_, profile) in made.profiles.items()}

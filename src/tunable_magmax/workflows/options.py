@@ -290,8 +290,6 @@ class TailorOptions:
     """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
     head: Literal["auto", "fitted", "old"] = "auto"
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
-    estimator: Annotated[PreferMethod, NO_OPTION] = "auto"
-    """How weights are estimated from samples, as the method of tmx prefer."""
     seed: int = 0
     """The seed of everything that is drawn: folds, and the keys of the merge."""
     reading: Reading = Reading()
@@ -305,11 +303,6 @@ class TailorOptions:
         if isinstance(self.scale, float | int) and self.scale < 0:
             raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
 
-    @property
-    def preferring(self) -> PreferOptions:
-        """How the weights are estimated."""
-        return PreferOptions(method=self.estimator, seed=self.seed)
-
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -321,8 +314,6 @@ class CompareOptions:
     data: FileOrValue = None
     """Labelled samples of the site: class folders of images, a table, parquet, or a benchmark's YAML. Default: the
     run's test data."""
-    old_heads: bool = False
-    """Also measure every model with the head that it had before fitting."""
     seed: int = 0
     """The seed of the merges."""
     plot: Path | None = None

@@ -126,7 +126,7 @@ def _from_samples(site: Site, options: PreferOptions) -> Preference:
                 "of some samples and inputs of others, give labels and inputs"
             )
         if method == "search":
-            return search_preference(site, options.trials, options.seed)
+            return search_preference(site, options.trials)
         used = "labels" if method in ("auto", "label") else "inputs"
         sources = replace(sources, **{used: sources.labelled})
         site = replace(site, sources=sources)
@@ -140,21 +140,21 @@ def _from_samples(site: Site, options: PreferOptions) -> Preference:
         tasks: Any = [profile.features for profile in site.run.require_profiles("comparing inputs")]
         found = Preference.from_features(tasks, site.features, method, options.raw)  # type: ignore[arg-type]
     else:
-        found = _by_labels(site, options) if sources.inputs is None else _by_probe(site, options)
+        found = _by_labels(site) if sources.inputs is None else _by_probe(site)
     copies = {} if sources.inputs is None else {key: site.facts[key] for key in ("copies",) if key in site.facts}
     return found.with_facts(read=dict(site.facts), **copies)
 
 
-def _by_labels(site: Site, options: PreferOptions) -> Preference:
+def _by_labels(site: Site) -> Preference:
     if not site.by_task:
         counts = [profile.label_table for profile in site.run.require_profiles("labels")]
-        return Preference.from_labels(counts, site.labels, seed=options.seed)
+        return Preference.from_labels(counts, site.labels, seed=site.seed)
     # The classes of the run say nothing of the weights then, and a prior of task names would be none of classes.
-    found = Preference.from_labels([{label: 1} for label in site.run.labels], site.labels, seed=options.seed)
+    found = Preference.from_labels([{label: 1} for label in site.run.labels], site.labels, seed=site.seed)
     return replace(found, prior=None)
 
 
-def _by_probe(site: Site, options: PreferOptions) -> Preference:
+def _by_probe(site: Site) -> Preference:
     """Returns the posterior of the inputs, and of labels where some are given: one likelihood for all of them."""
     features = site.base_features  # first, because it checks that the profiles hold the base's embeddings
     profiles, probe = site.run.require_profiles("a probe"), site.probe
@@ -174,7 +174,7 @@ def _by_probe(site: Site, options: PreferOptions) -> Preference:
         "probe+label" if labelled else "probe",
         facts,
         labelled=labelled and not site.by_task,
-        seed=options.seed,
+        seed=site.seed,
     )
     return found.with_ood_share(probe, features)
 
@@ -182,7 +182,7 @@ def _by_probe(site: Site, options: PreferOptions) -> Preference:
 # -- by trial: the paper's fourth case --------------------------------------------------------------------------------
 
 
-def search_preference(site: Site, trials: int, seed: int = 0, bench: Bench | None = None) -> Preference:
+def search_preference(site: Site, trials: int, bench: Bench | None = None) -> Preference:
     """Returns the weights whose merge of the site's run is best for its labelled samples.
 
     A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights and
@@ -214,11 +214,11 @@ def search_preference(site: Site, trials: int, seed: int = 0, bench: Bench | Non
             accuracies[weights] = float((bench.logits(spec, data).argmax(axis=1) == data.labels).mean())
             return accuracies[weights] - 1
 
-        made = search(score, list(starts.values()), trials, seed, site.progress)
+        made = search(score, list(starts.values()), trials, site.seed, site.progress)
     value, weights = max(made, key=lambda trial: trial[0])
     begun: Any = [{"source": name, "accuracy": accuracies[w]} for name, (_, w) in zip(starts, made, strict=False)]
     record: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[weights], "log_loss": -value}
-    record |= {"trials": len(made), "seed": seed, "starts": begun}
+    record |= {"trials": len(made), "seed": site.seed, "starts": begun}
     return Preference(weights, "search", record, tasks=run.names)
 
 

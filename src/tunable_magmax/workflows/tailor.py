@@ -294,7 +294,7 @@ def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None
 def _decide(site: Site, options: TailorOptions, given: Preference | None) -> Decision:
     """Finds the mixture before the models are read, then decides; without memory for all models, by rule."""
     run = site.run
-    found = find_preference(site, options.preferring) if given is None else completed(given, run)
+    found = find_preference(site) if given is None else completed(given, run)
     if (reason := _why_not_in_memory(run)) is not None:
         if options.head == "fitted":
             raise InputError(f"{run.path}: no head can be fitted, because {reason}: give head auto or old")

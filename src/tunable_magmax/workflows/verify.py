@@ -20,8 +20,9 @@ from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.outputs import read_report
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, is_plain_name
+from tunable_magmax.merging.budget import in_order
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.report import MergeReport
 
@@ -104,19 +105,9 @@ def verify_checkpoint(
     with checkpoint:
         checks += _tensors(checkpoint, report)
         if base is not None and tasks:
-            checks += _derived_again(checkpoint, report, base, _in_order(tasks, report), progress)
+            ordered = in_order(tasks, report.names or tuple(map(str, tasks)), "tasks")
+            checks += _derived_again(checkpoint, report, base, ordered, progress)
     return Verification(str(path), tuple(checks), base is not None)
-
-
-def _in_order(tasks: Sequence[str | Path] | Mapping[str, str | Path], report: MergeReport) -> list[str | Path]:
-    """Returns tasks by name in the order of the report's names."""
-    if not isinstance(tasks, Mapping):
-        return list(tasks)
-    names = report.names or tuple(tasks)
-    for name in tasks:
-        if name not in names:
-            raise InputError(f"the merge has no task {name!r}{closest(name, names)}; its tasks are {some_of(names)}")
-    return [tasks[name] for name in names]
 
 
 def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterator[Check]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 
 Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 Matrix: TypeAlias = NDArray[Any]
 
 

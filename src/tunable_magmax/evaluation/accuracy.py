@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import Ints
 from tunable_magmax.errors import InputError
 from tunable_magmax.showing import plural
 
 LEVEL = 0.95
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
 
 
 def wilson_interval(right: float, samples: float, level: float = LEVEL) -> tuple[float, float]:

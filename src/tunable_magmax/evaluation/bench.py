@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, unit_rows
+from tunable_magmax.data.arrays import Floats, Ints, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Accuracy, Ints
-from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
@@ -33,6 +31,8 @@ from tunable_magmax.runs.run import Run
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tunable_magmax.evaluation.accuracy import Accuracy
+    from tunable_magmax.evaluation.labelled import Labelled
     from tunable_magmax.merging.report import MergeReport
 
 CACHE_BYTES = 512 << 20

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.data.arrays import Floats
+from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.data.splits import CHOICE_STREAM, drawn
-from tunable_magmax.evaluation.accuracy import Ints
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.merging.methods import METHODS

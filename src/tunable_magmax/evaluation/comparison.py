@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Floats, Ints, wilson_interval
+from tunable_magmax.evaluation.accuracy import wilson_interval
 
 Verdict: TypeAlias = Literal["clearly better", "clearly worse", "cannot tell"]
 Bools: TypeAlias = NDArray[np.bool_]

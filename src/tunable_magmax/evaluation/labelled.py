@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tunable_magmax.data.arrays import choose_rows
+from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.evaluation.accuracy import Accuracy, Floats, Ints, task_of_class
+from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
 
 if TYPE_CHECKING:
     from tunable_magmax.data.benchmark import Benchmark

@@ -10,8 +10,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tunable_magmax.checkpoints.adapter import Adapter
-from tunable_magmax.checkpoints.checkpoint import read_tensor
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
 from tunable_magmax.checkpoints.companions import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError
@@ -133,10 +132,10 @@ class RunModels:
             heads = inputs.heads
             made = () if heads is None or self._builtin else heads.made
             for opened in inputs.checkpoints:
-                if isinstance(opened, Adapter):
-                    state = states[0] | adapted_tensors(opened, states[0])
-                else:
+                if isinstance(opened, Checkpoint):
                     state = {name: read_tensor(opened, name) for name in opened.tensors if name not in made}
+                else:
+                    state = states[0] | adapted_tensors(opened, states[0])
                 state |= {alias: state[kept] for alias, kept in opened.aliases.items() if kept in state}
                 states.append(self._placed(state))
                 if self.progress is not None:

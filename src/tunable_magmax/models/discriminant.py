@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats
+from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.data.splits import FOLD_STREAM, drawn
 
 FOLDS = 5
 # Embeddings of one input differ by the rounding of float32; a variance below this is none. Rows have length 1.
 NO_VARIANCE = 1e-12
-Ints = NDArray[np.int64]
 
 # Of some rows: how much each class counts [classes], the sums of its rows [classes, width], and the rows' scatter about
 # 0 [width, width].

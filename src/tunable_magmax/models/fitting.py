@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats
-from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, Ints, class_totals, stratified_folds
+from tunable_magmax.data.arrays import Floats, Ints
+from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)

@@ -19,7 +19,6 @@ from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.prompts import read_templates, sentences
 from tunable_magmax.models.state import tensors_digest
 
 # The logit scale of heads whose model has none of its own.
@@ -196,6 +195,8 @@ def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
             f"{encoder.path} ({encoder.family}) has no text tower with a tokenizer to embed class names for a head: "
             "give a sentence encoder or the whole CLIP or SigLIP model, a head file, or use class means"
         )
+    from tunable_magmax.models.prompts import read_templates, sentences
+
     names, used = require_class_names(classes), read_templates(templates)
     # For each class the direction of the mean over templates of embeddings of unit length.
     rows = unit_rows(embed_inputs(encoder, sentences(names, used)))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.checkpoints.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.checkpoint import read_tensor
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import dtype_code, torch_dtype
@@ -15,6 +14,8 @@ from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tunable_magmax.checkpoints.adapter import Adapter
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -60,6 +61,8 @@ def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mappi
             )
         state = {name: read_tensor(opened, name) for name in opened.tensors}
         if adapted:
+            from tunable_magmax.checkpoints.adapter import Adapter, open_task
+
             with open_task(path, opened) as adapter:
                 assert isinstance(adapter, Adapter)
                 state |= adapted_tensors(adapter, state)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, Matrix, feature_matrix, unit_rows
+from tunable_magmax.data.arrays import Floats, Ints, Matrix, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
 from tunable_magmax.preference.mixture import Groups
@@ -80,9 +79,9 @@ class TaskProbe:
     """
 
     probe: Probe
-    owners: NDArray[np.int64]
-    members: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    owners: Ints
+    members: Ints
+    labels: Ints
     names: tuple[Any, ...]
 
     @classmethod

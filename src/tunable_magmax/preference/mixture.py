@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats
+from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.errors import InputError
 
-Integers: TypeAlias = NDArray[np.int64]
 LEVEL = 0.9
 """The part of the posterior inside an interval."""
 CHAINS, WARM_UP, ROUNDS = 32, 30, 40
@@ -46,7 +44,7 @@ class Groups:
     (('cat', 'dog', 'dog'), [0, 0, 1], [0.75, 0.25, 1.0])
     """
 
-    owners: Integers
+    owners: Ints
     names: tuple[Hashable, ...]
     shares: Floats
     tasks: int
@@ -190,7 +188,7 @@ class _WeightPrior:
         logs = -FEW * np.log(sizes) - _rising(sizes * WEIGHT_GRID, samples)[..., -1]
         return cls(logs, _rising(WEIGHT_GRID, samples), samples)
 
-    def draw(self, counts: Integers, rng: np.random.Generator) -> tuple[Floats, Floats, tuple[float, float]]:
+    def draw(self, counts: Ints, rng: np.random.Generator) -> tuple[Floats, Floats, tuple[float, float]]:
         """Draws weights [chains, T], given counts; returns also their means given the counts, and k and log a."""
         chains, tasks = counts.shape
         sizes = np.arange(1, tasks + 1)
@@ -234,7 +232,7 @@ class _ClassPrior:
         pseudo = CLASS_GRID[:, None] * groups.shares
         return cls(pseudo, _rising(pseudo, samples), _rising(CLASS_GRID, samples))
 
-    def draw(self, counts: Floats, by_task: Integers, rng: np.random.Generator) -> Floats:
+    def draw(self, counts: Floats, by_task: Ints, rng: np.random.Generator) -> Floats:
         """Draws pseudo counts [chains, groups], given counts of groups and of tasks."""
         logs = self.rising[:, np.arange(counts.shape[1]), counts.astype(np.int64)].sum(axis=2)
         logs -= self.totals[:, by_task].sum(axis=2)

@@ -14,7 +14,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.evaluation.accuracy import Ints, Share
+from tunable_magmax.data.arrays import Ints
+from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import Bools, MixedShare, Paired, Verdict, holm, paired, sample_weights
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec

@@ -34,8 +34,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, groupby
 
-from tunable_magmax.data.arrays import Floats
-from tunable_magmax.evaluation.accuracy import Ints
+from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.preference.preference import Preference

@@ -206,7 +206,7 @@ def test_parquet_of_images(tmp_path, parquet):
     *read, bad = samples.load([0, 2, 3, 4])
     for image, seed in zip(read, (0, 2, 3), strict=True):
         assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((seed, 0, 0), seed)))
-    assert bad == Unreadable("train-00001-of-00002.parquet, row 4", "not an image")
+    assert bad == Unreadable("train-00001-of-00002.parquet, row 2", "not an image")
     for split in (None, "val"):
         with pytest.raises(InputError, match="train"):
             open_samples(tmp_path, split)

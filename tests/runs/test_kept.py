@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs.keeping import keep_samples
 
 from tunable_magmax.data.images import open_image_folder
 from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs import kept
-from tunable_magmax.runs.kept import keep_samples, open_kept
+from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
 
 HOSTILE = ["../x", "a/b", "CON", "x" * 3000, "\n", "a", "A", ".", "..", "", "\r\n ", "=1+1", "ü\u2028", "q\",'"]
@@ -91,8 +92,8 @@ def test_what_is_kept_is_what_was_there(tmp_path_factory, contents, per_class):
 def test_hostile_names_of_tasks_and_classes(tmp_path):
     names = [name for name in HOSTILE if name.strip()]
     run = new_run(tmp_path / "run", *names)
-    for t, name in enumerate(names):
-        keep_samples(run, name, numbered(HOSTILE, 2), source="training")
+    for t in range(len(names)):
+        keep_samples(run, t, numbered(HOSTILE, 2), source="training")
         shown = replace(pictures(28, classes=14), classes=tuple(HOSTILE))
         keep_samples(run, t, shown, source="evaluation")
     run = Run.open(run.path)
@@ -109,10 +110,10 @@ def test_hostile_names_of_tasks_and_classes(tmp_path):
 
 def test_a_person_opens_what_is_kept(tmp_path):
     run = new_run(tmp_path / "run", "travel", "birds")
-    entry = keep_samples(run, "travel", texts(["hello, you", 'say "hi"'], ["greet", "quote"]), source="evaluation")
+    entry = keep_samples(run, 0, texts(["hello, you", 'say "hi"'], ["greet", "quote"]), source="evaluation")
     assert (run.path / entry.path).read_text().splitlines()[0] == '"text","label"'
     assert (entry.source, entry.kind, entry.samples) == ("evaluation", "text", 2)
-    entry = keep_samples(run, "birds", pictures(6), source="training")
+    entry = keep_samples(run, 1, pictures(6), source="training")
     folder = open_image_folder(run.path / entry.path)
     assert folder.classes == entry.classes == ("class 0", "class 1")
     assert sorted(folder.labels) == sorted(open_kept(run, 1).labels)
@@ -254,8 +255,7 @@ def test_killed_at_any_write_nothing_is_half(tmp_path, kind):
 import os, sys, signal
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
-from test_kept import numbered, pictures
-from tunable_magmax.runs.kept import keep_samples
+from test_kept import keep_samples, numbered, pictures
 from tunable_magmax.runs.run import Run
 def samples(seed):
     return numbered([f"a{seed}", "b"], 1) if sys.argv[2] == "text" else pictures(2, seed=seed)

@@ -9,11 +9,11 @@ import threading
 import warnings
 
 import pytest
+from runs.keeping import keep_samples
 
 from tunable_magmax import Preference
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import collected_warnings
-from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
@@ -274,8 +274,8 @@ def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path,
     from builtin_run import LABELS, TASKS, build_builtin, write
 
     run = Run.open(build_builtin(tmp_path))
-    for name in TASKS if kept else ():
-        keep_samples(run, name, open_samples(tmp_path / f"{name}.csv"), source="evaluation")
+    for t, name in enumerate(TASKS if kept else ()):
+        keep_samples(run, t, open_samples(tmp_path / f"{name}.csv"), source="evaluation")
     test = write(tmp_path / "test.csv", LABELS, 4, seed=5)
     studio = Studio(Run.open(tmp_path), tmp_path / "out", StudioOptions(data=test, device="cpu"))
     studio.open_all()

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import builtin_run
+from runs.keeping import keep_samples
 from scipy.stats import binomtest
 
 from tunable_magmax import Preference
@@ -22,7 +23,6 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.models.head import Head, save_head
-from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.compare import compared_rows, least_samples

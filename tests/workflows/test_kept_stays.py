@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 
 from labelled_run import TASKS, build
+from runs.keeping import keep_samples
 
 from tunable_magmax.data.memory import memory_samples
-from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
 
 SECRET = "unmistakable"
@@ -67,4 +67,4 @@ def test_a_base_that_a_run_was_made_around_takes_none_along(tmx, run, tmp_path):
     assert holds_secret(tmp_path / "merged") == []
     assert "run.json" not in {file.name for file in (tmp_path / "merged").iterdir()}
     refused = tmx("push", run, "org/name", "--dry-run")
-    assert (refused.code, "kept/first-" in refused.err) == (2, True)
+    assert (refused.code, "run directory" in refused.err) == (2, True)

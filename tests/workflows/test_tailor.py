@@ -19,13 +19,13 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 import adapters
 import builtin_run
 from labelled_run import TASKS, LabelledRun
+from runs.keeping import keep_samples
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax import Preference, load_classifier, verify_checkpoint
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.head import load_head
-from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.init import init_run

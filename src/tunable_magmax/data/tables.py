@@ -291,22 +291,24 @@ def _parquet(files: Sequence[Path], origin: str) -> Table:
 
 def _pictures(opened: Sequence[Any], files: Sequence[Path], column: str) -> Load:
     """Returns what decodes the pictures at ascending positions of a column, reading a row group at a time."""
-    groups = [(file, path, g) for file, path in zip(opened, files, strict=True) for g in range(file.num_row_groups)]
-    about = [file.metadata.row_group(g) for file, _, g in groups]
+    begins = accumulate((file.metadata.num_rows for file in opened), initial=0)
+    places = zip(opened, files, begins, strict=False)
+    groups = [(file, path, g, begin) for file, path, begin in places for g in range(file.num_row_groups)]
+    about = [file.metadata.row_group(g) for file, _, g, _ in groups]
     starts = list(accumulate((group.num_rows for group in about), initial=0))
     size = sum(group.total_byte_size for group in about)
 
     @lru_cache(None if size <= KEPT_BYTES else 1)
     def read(number: int) -> Any:
-        file, path, group = groups[number]
+        file, path, group, _ = groups[number]
         with _damage(path):
             return file.read_row_group(group, columns=[column]).column(0).combine_chunks()
 
     def encoded(positions: Sequence[int]) -> Iterator[tuple[Any, str]]:
         for number, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
-            values, name = read(number), groups[number][1].name
+            values, (_, path, _, begin) = read(number), groups[number]
             for position in inside:
-                yield values[position - starts[number]].as_py(), f"{name}, row {position}"
+                yield values[position - starts[number]].as_py(), f"{path.name}, row {position - begin + 1}"
 
     def decoded(cell: tuple[Any, str]) -> Any:
         value, name = cell

@@ -11,7 +11,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.runs.kept import KEEP, write_kept
+from tunable_magmax.runs.kept import KEEP, keep_samples
 from tunable_magmax.runs.profile import ROWS, Profile
 from tunable_magmax.runs.run import Evidence, KeptEntry, Run
 
@@ -64,4 +64,4 @@ def profile_task(
     make_profile(task, samples, encoder, base=base, seed=seed).save(run.profile_path(task))
     source: Evidence = "training" if held is None else "evaluation"
     kept = samples if held is None else held
-    return write_kept(run, task, kept, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
+    return keep_samples(run, task, kept, per_class=keep, source=source, size=encoder.picture_size, seed=seed)

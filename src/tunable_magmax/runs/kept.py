@@ -46,29 +46,6 @@ _PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)$)[A-Za-z0-9][A-Za-z0-9 
 
 def keep_samples(
     run: Run,
-    task: int | str,
-    samples: Samples,
-    *,
-    per_class: int = KEEP,
-    source: Evidence,
-    size: tuple[int, int] | None = None,
-    seed: int = 0,
-) -> KeptEntry | None:
-    """Keeps a few samples of each class of a task (from 0, or its name) in the run, in place of those kept before.
-
-    See `write_kept`; with `per_class=0` nothing is kept any more, and None is returned.
-
-    >>> keep_samples(run, "travel", samples, source="training").path  # doctest: +SKIP
-    'kept/travel-1c9d23ab.csv'
-    """
-    t = run.labels.index(task) if isinstance(task, str) else task
-    entry = write_kept(run, run.labels[t], samples, per_class=per_class, source=source, size=size, seed=seed)
-    run.register_kept(t, entry)
-    return entry
-
-
-def write_kept(
-    run: Run,
     task: str,
     samples: Samples,
     *,
@@ -77,13 +54,17 @@ def write_kept(
     size: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> KeptEntry | None:
-    """Writes the files of `keep_samples`; whoever calls it enters the task with what it returns.
+    """Writes a few samples of each class of a task into the run, and returns what to register or enter of them.
 
-    A seeded draw takes `per_class` samples of each class. Samples that are there twice count once; unreadable ones are
-    replaced by others of their class and named in one warning. Pictures are made smaller until they just cover `size`
-    (height, width), what the encoder's processor resizes to, and never larger. They are PNG, so that their pixels stay
-    as they are and JPEG's blocks do not show in small pictures. If they would take more than the task's share of
-    KEPT_BYTES, fewer of each class are kept, and the entry's `per_class` says so.
+    A seeded draw takes `per_class` samples of each class; with 0 nothing is kept, and None is returned. Samples that
+    are there twice count once; unreadable ones are replaced by others of their class and named in one warning.
+    Pictures are made smaller until they just cover `size` (height, width), what the encoder's processor resizes to, and
+    never larger. They are PNG, so that their pixels stay as they are and JPEG's blocks do not show in small pictures.
+    If they would take more than the task's share of KEPT_BYTES, fewer of each class are kept, and the entry's
+    `per_class` says so.
+
+    >>> keep_samples(run, "travel", samples, source="training").path  # doctest: +SKIP
+    'kept/travel-1c9d23ab.csv'
     """
     if per_class < 0:
         raise InputError(f"--keep is {per_class}: give a number of samples of each class, 0 to keep none")

@@ -235,11 +235,12 @@ class Run:
         """Returns where the run keeps the profile of a task: a file of its own, whatever the task's name."""
         return self.path / PROFILES / f"{file_name(task)}.safetensors"
 
-    def register_kept(self, task: int, kept: KeptEntry | None) -> None:
-        """Writes into run.json which samples of a task (from 0) are kept; `save` removes the files of others."""
-        self._content["tasks"][task].pop("kept", None)
+    def register_kept(self, task: str, kept: KeptEntry | None) -> None:
+        """Writes into run.json which samples of a task are kept; `save` removes the files of others."""
+        entry = self._content["tasks"][self.labels.index(task)]
+        entry.pop("kept", None)
         if kept is not None:
-            self._content["tasks"][task]["kept"] = asdict(kept)
+            entry["kept"] = asdict(kept)
         self.save()
 
     def register_profile(self, task: str) -> None:

@@ -138,6 +138,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
                 source="evaluation" if name in held_out else "training",
                 size=encoder.picture_size,
             )
+            run.register_kept(name, kept[name])
         except InputError as error:
             raise InputError(
                 f"{error}\n{path} is there, with {len(profiles)} of {len(data)} profiles; make the others by "
@@ -165,8 +166,8 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
     if isinstance(head, Path):
         run.register_head(head, inputs.base)
     if options.keep == 0 and not inputs.data:
-        for t in range(len(run.tasks)):
-            run.register_kept(t, None)
+        for label in run.labels:
+            run.register_kept(label, None)
     return run
 
 

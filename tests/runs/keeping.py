@@ -1,0 +1,16 @@
+"""Keeps samples of a task as training and `tmx init` do: the files, then the entry in run.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.runs import kept
+from tunable_magmax.runs.run import KeptEntry, Run
+
+
+def keep_samples(run: Run, task: int, samples: Samples, **options: Any) -> KeptEntry | None:
+    """`task`: its number from 0."""
+    entry = kept.keep_samples(run, run.labels[task], samples, **options)
+    run.register_kept(run.labels[task], entry)
+    return entry

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,15 @@ def test_an_error_of_a_reader_arrives(files, tmp_path, monkeypatch, threads, at)
     with pytest.raises(StorageError, match="the disk is on fire"):
         merge_checkpoints(*files, tmp_path / "out", threads=threads)
     assert threading.active_count() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/fd lists open files on Linux only")
+def test_merges_leave_no_file_open(files, tmp_path) -> None:
+    found = []
+    for k in range(3):
+        merge_checkpoints(*files, tmp_path / f"{k}", shard_size=100_000)
+        found.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert found[1:] == found[:1] * 2
 
 
 @given(st.binary(min_size=2, max_size=400).filter(lambda data: len(data) % 2 == 0))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sequences import digests, save_sequence, sequence
 
+from tunable_magmax.engines import local
 from tunable_magmax.engines.inputs import FileSource
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.walker import MemoryPlan
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
 OPTIONS = {"shard_size": 10_000, "threads": 1}
@@ -62,3 +66,22 @@ def test_a_merge_needs_room_for_its_weights_and_not_a_byte_more(files, tmp_path,
     disk(size)
     merge_checkpoints(*files, tmp_path / name, **OPTIONS)
     assert digests(tmp_path / name) == digests(plain)
+
+
+def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> None:
+    merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
+    planes: set[int] = set()
+    plan = local.plan_memory
+
+    def spilled(*given: Any, **named: Any) -> MemoryPlan:
+        found = replace(plan(*given, **named), mapped=1)
+        planes.add(found.planes)
+        return found
+
+    monkeypatch.setattr(local, "plan_memory", spilled)
+    disk(weights(tmp_path / "plain"))
+    refused(files, tmp_path / "out", monkeypatch)
+    [size] = planes
+    disk(weights(tmp_path / "plain") + size)
+    merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
+    assert size

@@ -290,10 +290,6 @@ class Cluster:
     ray: Any
     room: Room
 
-    @property
-    def threads(self) -> int:
-        return self.room.cpus
-
     def merge(self, job: Job) -> MergeReport:
         """Merges and writes the weights; the job's memory bounds each worker."""
         shares = [share for share in divide(job.inputs.layout, self.room.workers) if share.tensors or share.copied]

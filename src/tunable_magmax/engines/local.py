@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from tunable_magmax.checkpoints.writer import Output as Writer
 from tunable_magmax.engines.inputs import Inputs, PathLike, file_sources
 from tunable_magmax.engines.outputs import (
     Job,
-    Log,
+    append_log,
     check_space,
     expected_shards,
     finished_report,
@@ -38,17 +38,6 @@ from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import Limits, MemoryPlan, kernels_for, open_device, plan_memory, read_threads
 from tunable_magmax.version import __version__
-
-
-class Engine(Protocol):
-    """Merges files: in this process or on a cluster."""
-
-    @property
-    def threads(self) -> int | None:
-        """The threads of each process that merges; None: one for each core."""
-
-    def merge(self, job: Job) -> MergeReport:
-        """Merges and writes the weights."""
 
 
 @takes_options(Options, Output, Place)
@@ -92,26 +81,26 @@ def merge_checkpoints(
     writing, place = take(Output, options), take(Place, options)
     read = read_options(len(tasks), **by_task(options, names))
     target, started = Path(out), time.time()
-    bound, shard = writing.memory_bytes, writing.shard_bytes(target)
+    bound, shard, notify = writing.memory_bytes, writing.shard_bytes(target), notify or (lambda note: None)
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
-    with _engine(place, writing.threads) as runs_on, Inputs(base, tasks, read) as inputs:
+    with _engine(place, writing.threads) as (each, merge), Inputs(base, tasks, read) as inputs:
         known_by = _fingerprint(inputs, read, shard, names) if additions is None else additions.fingerprint
-        if Writer.recover(target) and notify is not None:
+        if Writer.recover(target):
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
         if additions is None and not writing.overwrite and (finished := finished_report(target, known_by)) is not None:
-            if notify is not None:
-                notify(
-                    f"{out} is complete, made from the same inputs with the same options; --overwrite makes it again"
-                )
+            notify(f"{out} is complete, made from the same inputs with the same options; --overwrite makes it again")
             return finished
-        plan_merge(inputs, read, replace(writing, threads=runs_on.threads), place, target)
-        if notify is not None:
-            for note in inputs.notes():
-                notify(note)
+        plan_merge(inputs, read, replace(writing, threads=each), place, target)
+        for note in inputs.notes():
+            notify(note)
         with Writer(target, overwrite=writing.overwrite) as output:
             job = Job(inputs, read, output, shard, bound, progress, names, additions)
-            report = _write_output(job, lambda: runs_on.merge(job), Log(log_of(target), target, started, known_by))
+            if shard is None:
+                output.check_sidecar("report.json")
+            report = _finish(merge(job), job)
+            append_log(target, started, known_by, inputs, report)  # before the commit: it knows every output there is
+            output.commit()
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
@@ -153,54 +142,41 @@ def plan_merge(inputs: Inputs, options: Options, writing: Output, place: Place, 
     return MergePlan(memory, sizes)
 
 
-def _write_output(job: Job, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
-    """Has `merge` write the weights, writes the other files of the output, and commits it; returns the full report."""
-    inputs, output = job.inputs, job.output
-    if job.shard_size is None:
-        output.check_sidecar("report.json")
-    report = merge()
+def _finish(report: MergeReport, job: Job) -> MergeReport:
+    """Writes the files beside the weights; returns the full report."""
+    inputs = job.inputs
     inputs.refuse_changed()
     heads = None if inputs.heads is None else inputs.heads.describe()
     adapters, hub = inputs.described(), inputs.pins()
     report = replace(report, inputs=inputs.sizes, names=job.names, adapters=adapters, hub=hub, heads=heads)
-    report = write_sidecars(report, inputs, output, job.additions)
-    log.write(inputs, report)  # before the commit: the log knows every output that is there
-    output.commit()
-    return report
-
-
-@dataclass(frozen=True, slots=True)
-class ThisProcess:
-    """The engine that merges in this process, on the CPU or on a GPU."""
-
-    threads: int | None
-    device: torch.device
-
-    def merge(self, job: Job) -> MergeReport:
-        sources = job.inputs.sources(file_sources(job.inputs.checkpoints, self.device))
-        limits = Limits(self.threads, job.memory, job.output.scratch("planes"), job.progress)
-        with torch.no_grad(), Merge(sources, job.options, kernels_for(self.device), limits) as merge:
-            merge.survey()
-            merge.decide()
-            if job.options.adapter is None:
-                return write_weights(merge, job)
-            from tunable_magmax.engines.adapters import write_adapter
-
-            return write_adapter(merge, job, job.options.adapter)
+    return write_sidecars(report, inputs, job.output, job.additions)
 
 
 @contextmanager
-def _engine(place: Place, threads: int | None) -> Iterator[Engine]:
-    """Yields the engine that merges there."""
+def _engine(place: Place, threads: int | None) -> Iterator[tuple[int | None, Callable[[Job], MergeReport]]]:
+    """Yields the threads of each process that merges (None: one for each core), and what merges and writes weights."""
     place.check()
-    if place.engine == "ray":
-        from tunable_magmax.engines.cluster import join_cluster
+    if place.engine == "local":
+        yield threads, lambda job: _merge_here(job, threads, open_device(place.device))
+        return
+    from tunable_magmax.engines.cluster import join_cluster
 
-        each = None if threads is None else read_threads(threads)
-        with join_cluster(place.ray_address, place.workers, each) as cluster:
-            yield cluster
-    else:
-        yield ThisProcess(threads, open_device(place.device))
+    with join_cluster(place.ray_address, place.workers, None if threads is None else read_threads(threads)) as cluster:
+        yield cluster.room.cpus, cluster.merge
+
+
+def _merge_here(job: Job, threads: int | None, device: torch.device) -> MergeReport:
+    """Merges in this process, on the CPU or on a GPU, and writes the weights."""
+    sources = job.inputs.sources(file_sources(job.inputs.checkpoints, device))
+    limits = Limits(threads, job.memory, job.output.scratch("planes"), job.progress)
+    with torch.no_grad(), Merge(sources, job.options, kernels_for(device), limits) as merge:
+        merge.survey()
+        merge.decide()
+        if job.options.adapter is None:
+            return write_weights(merge, job)
+        from tunable_magmax.engines.adapters import write_adapter
+
+        return write_adapter(merge, job, job.options.adapter)
 
 
 def _fingerprint(

@@ -368,39 +368,26 @@ def card_cell(text: str) -> str:
 # -- the log beside an output, and outputs that are there --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Time, host and paths of an output's merges, a JSON object a line.
+def append_log(out: Path, started: float, fingerprint: Mapping[str, Any], inputs: Inputs, report: MergeReport) -> None:
+    """Appends time, host and paths of a merge to the log of its output, a JSON object a line.
 
-    They are not in the output itself, because equal merges must give equal outputs.
+    They are not in the output itself, because equal merges must give equal outputs. By the fingerprint, a finished
+    output is recognised.
     """
-
-    path: Path
-    out: Path
-    started: float
-    fingerprint: Mapping[str, Any]
-    """What a finished output is recognised by."""
-
-    def write(self, inputs: Inputs, report: MergeReport) -> None:
-        """Appends a line for the merge that made `report`."""
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
-            "seconds": round(time.time() - self.started, 3),
-            "host": socket.gethostname(),
-            "versions": {
-                "tunable-magmax": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "base": str(inputs.paths[0].resolve()),
-            "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
-            "out": str(self.out.resolve()),
-            "files": dict(report.files),
-            "fingerprint": self.fingerprint,
-        }
-        # The weights are complete, so a full disk must not make it look as if they were not.
-        with suppress(OSError):
-            append_line(self.path, json.dumps(entry))
+    entry = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 3),
+        "host": socket.gethostname(),
+        "versions": {"tunable-magmax": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "base": str(inputs.paths[0].resolve()),
+        "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
+        "out": str(out.resolve()),
+        "files": dict(report.files),
+        "fingerprint": fingerprint,
+    }
+    # The weights are complete, so a full disk must not make it look as if they were not.
+    with suppress(OSError):
+        append_line(log_of(out), json.dumps(entry))
 
 
 def log_of(out: Path) -> Path:

@@ -80,6 +80,8 @@ class Survey:
 
 
 VERSION = 1
+_LEFT_OUT = ("names", "adapters", "heads", "hub", "reduced")
+"""What a report says nothing of if there is nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +183,7 @@ class MergeReport:
 
     def to_json(self) -> str:
         """Returns JSON text in a fixed order: equal reports give equal bytes."""
-        record = asdict(self)
-        if self.names is None:
-            del record["names"]  # a report without names is as it was before there were any
-        if not self.adapters:
-            del record["adapters"]  # nor does one without adapters speak of them
-        if self.heads is None:
-            del record["heads"]
-        if not self.hub:
-            del record["hub"]
-        if self.reduced is None:
-            del record["reduced"]
+        record = {name: value for name, value in asdict(self).items() if value or name not in _LEFT_OUT}
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod

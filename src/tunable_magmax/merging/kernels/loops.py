@@ -444,8 +444,10 @@ def _vote(values, origin, factor, least, ballots, sums):
 
 
 @compiled()
-def _drop_by_key(values, origin, least, key, lottery_state, first_element, ballots, k, sums):
-    """Takes back the votes of elements of the least magnitude with larger keys."""
+def _drop_by_key(values, origin, cut, lottery, ballots, k, sums):
+    """Takes back the votes of elements of the cut's magnitude with larger keys."""
+    least, key = cut
+    lottery_state, first_element = lottery
     for j in range(origin.shape[0]):
         if np.float64(abs(values[j] - origin[j])) == least:
             number = ticket(lottery_state, first_element + np.uint64(j))
@@ -480,7 +482,7 @@ def _mean(signs, agreed, votes, out):
 
 
 @compiled()
-def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_element, out):
+def elect(base, addresses, weights, cuts, lottery, out):
     """Writes the mean, by shares, of the kept values whose sign is that of their sum (TIES).
 
     A value is kept if its magnitude is above leasts[k], or equals it and has a key of at most keys[k]; others count as
@@ -488,6 +490,9 @@ def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_
     the sign comes last: rounding is the same either side of 0. The small loops are functions of their own because LLVM
     makes vector code of them there, and not in one large function.
     """
+    factors, shares = weights
+    leasts, keys = cuts
+    lottery_states, first_element = lottery
     n = base.shape[0]
     tasks = addresses.shape[0]
     ballots = np.empty((tasks, BLOCK), np.float64)
@@ -502,8 +507,8 @@ def elect(base, addresses, factors, shares, leasts, keys, lottery_states, first_
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
             if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL:
-                first = first_element + np.uint64(start)
-                _drop_by_key(values, origin, leasts[k], keys[k], lottery_states[k], first, ballots, k, sums)
+                drawn = lottery_states[k], first_element + np.uint64(start)
+                _drop_by_key(values, origin, (leasts[k], keys[k]), drawn, ballots, k, sums)
         _signs(sums, signs)
         for k in range(tasks):
             _agree(ballots[k, :size], signs, shares[k], agreed, votes)

@@ -204,9 +204,10 @@ class NumbaKernels:
         out: Tensor,
     ) -> None:
         addresses = _addresses([chunk.tasks[t] for t in tasks])
-        numbers = [np.array(each, np.float64) for each in (factors, shares, [cut.magnitude for cut in cuts])]
-        keys = [np.array(each, np.uint64) for each in ([cut.key for cut in cuts], lottery_states)]
-        loops.elect(chunk.base.numpy(), addresses, *numbers, *keys, np.uint64(chunk.element), out.numpy())
+        weights = np.array(factors, np.float64), np.array(shares, np.float64)
+        kept = np.array([cut.magnitude for cut in cuts], np.float64), np.array([cut.key for cut in cuts], np.uint64)
+        drawn = np.array(lottery_states, np.uint64), np.uint64(chunk.element)
+        loops.elect(chunk.base.numpy(), addresses, weights, kept, drawn, out.numpy())
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))

@@ -1,7 +1,7 @@
 """The files beside the weights of a checkpoint: their names, what config.json says, and those that go along.
 
-A sentence encoder's directory lists its modules in modules.json, with a folder for each, such as `1_Pooling`; the
-transformer's files are at the top or, in older directories, in `0_Transformer`. An output has them at the top.
+A sentence encoder's directory lists its modules in modules.json: the transformer, whose files are at the top, and
+others with a folder for each, such as `1_Pooling`.
 """
 
 from __future__ import annotations
@@ -81,11 +81,8 @@ def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
     """
     if not base.is_dir():
         return
-    main = transformer_folder(base)
-    inner = {} if main == base else {path.name: path for path in sorted(main.iterdir()) if _goes_along(path)}
-    yield from inner.items()
     for path in sorted(base.iterdir()):
-        if path == main or path.name in inner or (path.name == MODULES and _missing(base)):
+        if path.name == MODULES and _missing(base):
             continue
         if is_module_folder(path):
             yield from ((f"{path.name}/{file.name}", file) for file in sorted(path.iterdir()))
@@ -93,21 +90,11 @@ def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
             yield path.name, path
 
 
-def transformer_folder(path: Path) -> Path:
-    """Returns the folder of a sentence encoder's transformer; of all other models their own directory."""
-    if (path / MODEL_CONFIG).exists() or not (path / MODULES).is_file():
-        return path
-    first = next(iter(_listed(path)), "")
-    folder = path / first
-    return folder if _MODULE_FOLDER.fullmatch(first) and folder.is_dir() and not folder.is_symlink() else path
-
-
 def companion_notes(source: Path) -> Iterator[str]:
     """Yields notes about files of a directory that do not go along as one might expect."""
     if not source.is_dir():
         return
-    main = transformer_folder(source)
-    links = [path.name for path in sorted(main.iterdir()) if _wanted(path.name) and leads_outside(path)]
+    links = [path.name for path in sorted(source.iterdir()) if _wanted(path.name) and leads_outside(path)]
     if links:
         yield (
             f"{some_of(links)} of {source} {'is a link' if len(links) == 1 else 'are links'} to another place and so "
@@ -136,13 +123,10 @@ def _missing(folder: Path) -> list[str]:
     """Returns the listed modules that are not copied: no list may name them. A broken list names itself."""
     if not (folder / MODULES).is_file():
         return []
-    listed, main = _listed(folder), transformer_folder(folder)
-    places = {name: folder / name for name in listed}
-    return [
-        name
-        for name, place in places.items()
-        if place not in (folder, main) and place.exists() and not is_module_folder(place)
-    ] or ([] if listed else [MODULES])
+    listed = _listed(folder)
+    return [name for name in listed if name and (folder / name).exists() and not is_module_folder(folder / name)] or (
+        [] if listed else [MODULES]
+    )
 
 
 def leads_outside(path: Path) -> bool:
@@ -240,21 +224,16 @@ def changed_companion(
 ) -> bytes | None:
     """Returns what a file is to hold in the output; None if it can stay as it is.
 
-    A config.json names the output's type, and holds `config` if that is given; a modules.json has the transformer at
-    the top.
+    A config.json names the output's type, and holds `config` if that is given.
     """
-    content: Any
-    if name == MODULES and (main := transformer_folder(path.parent)) != path.parent:
-        content = [{**each, "path": ""} if each["path"] == main.name else each for each in load_json(path)]
-    elif name == MODEL_CONFIG and (dtype is not None or config is not None):
-        content = read_json(path) if config is None else dict(config)
-        named = None if dtype is None else FLOATS[dtype]
-        wrong = [key for key in ("torch_dtype", "dtype") if named is not None and content.get(key, named) != named]
-        if not wrong and config is None:
-            return None
-        content |= dict.fromkeys(wrong, named)
-    else:
+    if name != MODEL_CONFIG or (dtype is None and config is None):
         return None
+    content = read_json(path) if config is None else dict(config)
+    named = None if dtype is None else FLOATS[dtype]
+    wrong = [key for key in ("torch_dtype", "dtype") if named is not None and content.get(key, named) != named]
+    if not wrong and config is None:
+        return None
+    content |= dict.fromkeys(wrong, named)
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -274,7 +253,7 @@ class ModelConfig:
 
         A link that leads outside of the directory is not followed: what it holds may come to be in the output.
         """
-        folder = transformer_folder(checkpoint) if checkpoint.is_dir() else checkpoint.parent
+        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
         if leads_outside(folder / MODEL_CONFIG):
             return None
         try:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, PositionedFile
-from tunable_magmax.checkpoints.companions import transformer_folder
 from tunable_magmax.checkpoints.safetensors_file import INDEX, SafetensorsFile
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
@@ -40,7 +39,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     try:
         if path.is_dir():
-            return _open_directory(path, transformer_folder(path))
+            return _open_directory(path)
         if not path.exists():
             raise InputError(
                 f"{path} does not exist: give a checkpoint file, a directory that holds one, or the name of a model "
@@ -99,10 +98,10 @@ def as_checkpoint(adapter: Path) -> str:
     return shlex.join(["tmx", "merge", "--base", "BASE", *task])
 
 
-def _open_directory(path: Path, folder: Path) -> Checkpoint:
+def _open_directory(path: Path) -> Checkpoint:
     for name in _LAYOUTS:
-        if (folder / name).exists():
-            parts = _open_shards(folder, folder / name) if name.endswith(".json") else [open_file(folder / name)]
+        if (path / name).exists():
+            parts = _open_shards(path, path / name) if name.endswith(".json") else [open_file(path / name)]
             return _Directory(path, parts)
     if holds_adapter(path):
         raise InputError(

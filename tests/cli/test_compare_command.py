@@ -47,11 +47,6 @@ def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")
 
 
-def test_without_a_preference_all_tasks_matter_alike(tmx, text_run, site):
-    result = tmx("compare", text_run.path, "--data", site / "test.csv", *CPU, "--json")
-    assert json.loads(result.out)["weights"] == {"first": 0.5, "second": 0.5}
-
-
 def test_without_the_extra_for_pictures(tmx, text_run, site, tmp_path, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))

@@ -166,15 +166,6 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
     assert several["accuracies"]["base"]["right"] == COUNTS["red"]
 
 
-def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
-    data = image_run.pairs(tmp_path / "site", COUNTS)
-    (data / "red" / "0.png").write_text("?")
-    result = tmx("eval", image_run.path / "first", "--data", data, *CPU)
-    assert result.code == 0
-    assert result.err.startswith("warning: ")
-    assert "1 of 14 samples could not be read and were left out: red/0.png" in result.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -79,14 +80,6 @@ def test_without_samples(tmx, run, tmp_path, arguments, expected, method):
     assert f"wrote {out}" in result.out
 
 
-def test_a_preference_that_is_replaced_is_said(tmx, run, tmp_path):
-    out = tmp_path / "site.json"
-    assert "in place of" not in tmx("prefer", run, "--equal", "-o", out).out
-    result = tmx("prefer", run, "--weights", "3,1,0", "-o", out)
-    assert f"wrote {out}, in place of" in result.out
-    assert weights(out) == pytest.approx((0.75, 0.25, 0))
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2]", '{"version": 1, "base": "b", "tasks": []}', "name,weight\n"])
 def test_what_is_no_preference_is_not_replaced(tmx, run, tmp_path, content):
     (tmp_path / "mine").write_text(content)
@@ -94,15 +87,6 @@ def test_what_is_no_preference_is_not_replaced(tmx, run, tmp_path, content):
     assert (result.code, result.out) == (2, "")
     assert "mine exists and is no preference file: choose another name" in result.err
     assert (tmp_path / "mine").read_text() == content
-
-
-def test_the_table(tmx, run):
-    result = tmx("prefer", run, "--weights", "3,1,0")
-    lines = [line.split() for line in result.out.splitlines()]
-    assert ["task", "weight"] in lines
-    assert ["birds", "0.7500"] in lines
-    assert ["flowers", "0.0000"] in lines
-    assert "nothing written" in result.out
 
 
 @pytest.mark.parametrize("name", ["labels.txt", "labels.csv", "indices.jsonl"])
@@ -267,73 +251,31 @@ def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, te
 
 
 @pytest.fixture
-def trained(tmx, tmp_path):
-    """A run on a tiny ViT, profiled by `tmx init` with a head; and a folder of the site's images."""
-    pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-    pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-    import torch
-    from models import tiny
-    from safetensors.torch import save_file
-
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.prepared import embed_inputs
-
-    colours = {"warm": (220, 20, 20), "cold": (20, 20, 220)}
-    folder = tmp_path / "vit-run"
-    model = tiny.build("vit")
-    tiny.save(model, folder / "base")
-    for t, name in enumerate(colours, 1):
-        tiny.changed(model, 0.02, seed=t).save_pretrained(folder / name)
-        (tmp_path / "data" / name / f"{name} things").mkdir(parents=True)
-        for k in range(12):
-            tiny.picture(colours[name], k).save(tmp_path / "data" / name / f"{name} things" / f"{k}.png")
-    tasks = [{"name": name, "checkpoint": name} for name in colours]
-    (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
-    base = load_encoder(folder / "base", "cpu")
-    rows = np.concatenate([embed_inputs(base, [tiny.picture(colour, 99)]) for colour in colours.values()])
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    metadata = {"classes": json.dumps([f"{name} things" for name in colours]), "logit_scale": "50"}
-    save_file({"weight": torch.from_numpy(rows)}, tmp_path / "head.safetensors", metadata)
-    given = [part for name in colours for part in ("--data", f"{name}={tmp_path / 'data' / name}")]
-    assert tmx("init", folder, *given, "--head", tmp_path / "head.safetensors").code == 0
-    (tmp_path / "images").mkdir()
-    for k in range(8):
-        tiny.picture(colours["cold" if k else "warm"], 100 + k).save(tmp_path / "images" / f"{k}.png")
-    (tmp_path / "images" / "broken.png").write_text("?")
+def pictures(image_run, tmp_path):
+    """Class folders of seven pictures of one task and one of the other, and a picture that cannot be read."""
+    folder = image_run.pairs(tmp_path / "pictures", {"green": 7, "red": 1}, seed=900)
+    (folder / "red" / "broken.png").write_text("?")
     return folder
 
 
 @pytest.mark.parametrize("method", ["auto", "ot", "cosine"])
-def test_images(tmx, trained, tmp_path, method):
-    result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", method, "--device", "cpu", "--json")
+def test_pictures_with_labels_that_are_left_aside(tmx, image_run, pictures, method):
+    result = tmx("prefer", image_run.path, "--inputs", pictures, "--method", method, "--device", "cpu", "--json")
     assert result.code == 0, result.err
-    told = json.loads(result.out)
-    found = told["preference"]
+    found = json.loads(result.out)["preference"]
     assert found["method"] == {"auto": "probe"}.get(method, method)
     assert found["weights"][1] > 0.6
     assert found["provenance"]["samples"] == 8
-    assert [w for w in told["warnings"] if "could not be read" in w] == [
-        f"{tmp_path / 'images'}: 1 of 9 samples could not be read and were left out: broken.png (not an image)"
-    ]
-
-
-def test_a_checkpoint_that_the_profile_does_not_know(tmx, trained, tmp_path):
-    (trained / "warm" / "model.safetensors").write_bytes((trained / "cold" / "model.safetensors").read_bytes())
-    result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", "ot")
-    assert result.code == 2
-    assert "the profile of task 'warm' belongs to another encoder" in result.err
-    (trained / "base" / "model.safetensors").write_bytes((trained / "cold" / "model.safetensors").read_bytes())
-    for method in ("auto", "probe"):
-        result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", method)
-        assert result.code == 2
-        assert "the profile of task 'warm' belongs to another base" in result.err
-
-
-def test_labels_among_the_inputs_are_pointed_out(tmx, trained, tmp_path):
-    result = tmx("prefer", trained, "--inputs", tmp_path / "data" / "cold", "--max-samples", "5")
-    assert result.code == 0, result.err
+    assert "1 of 9 samples could not be read and were left out: red/broken.png (not an image)" in result.err
     assert "holds labels as well, which say more than inputs" in result.err
-    assert "from 5 samples" in result.out
+
+
+def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pictures, tmp_path):
+    run = shutil.copytree(image_run.path, tmp_path / "run")
+    for name, method, encoder in (("first", "ot", "encoder"), ("base", "auto", "base"), ("base", "probe", "base")):
+        shutil.copy(run / "second" / "model.safetensors", run / name)
+        result = tmx("prefer", run, "--inputs", pictures, "--method", method)
+        assert (result.code, f"the profile of task 'first' belongs to another {encoder}" in result.err) == (2, True)
 
 
 def test_opinions_and_labels_by_task_name(tmx, run, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
-from tunable_magmax.preference.preference import Preference
 
 CPU = ("--device", "cpu")
 
@@ -68,24 +67,6 @@ def test_json(tmx, text_run, tmp_path):
     assert set(told["files"]) == {file.name for file in out.iterdir()} - {"tmx-report.json"}
     again = json.loads(tmx("tailor", text_run.path, "--labelled", pairs, "-o", out, "--json", *CPU).out)
     assert (told["already_complete"], again["already_complete"], again["merge"]) == (False, True, told["merge"])
-
-
-def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
-    stored, out = tmp_path / "site.json", tmp_path / "out"
-    assert tmx("prefer", image_run.path, "--weights", "3,1", "-o", stored).code == 0
-    result = tmx("tailor", image_run.path, "--preference", stored, "-o", out, *CPU)
-    assert (result.code, "first 0.75" in result.out) == (0, True)
-    assert Preference.load(out / "preference.json").weights == (0.75, 0.25)
-    strangers = {"two": (1, 2), "three": (1, 2, 3)}
-    for name, weights in strangers.items():
-        Preference(weights, tasks=None if name == "three" else ("a", "b")).save(tmp_path / f"{name}.json")
-    texts = {"two": "is about other tasks than the run", "three": "has 3 weights"}
-    for name, text in texts.items():
-        result = tmx("tailor", image_run.path, "--preference", tmp_path / f"{name}.json", "-o", tmp_path / "new")
-        assert (result.code, text in result.err) == (2, True)
-    result = tmx("tailor", image_run.path, "--preference", stored, "--equal", "-o", tmp_path / "new")
-    assert "the preference holds weights already: leave out equal" in result.err
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):

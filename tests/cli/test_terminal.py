@@ -80,14 +80,6 @@ def test_where_stderr_is_no_terminal_long_work_is_told_in_a_few_lines(capsys, mo
     assert capsys.readouterr() == ("", "merging: 50% after 0 s\n")
 
 
-def test_where_there_is_no_terminal_the_variable_columns_says_how_wide_it_is(monkeypatch) -> None:
-    monkeypatch.setattr("sys.__stdout__", None)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert terminal.screen_width() == terminal.PIPED_WIDTH
-    monkeypatch.setenv("COLUMNS", "80")
-    assert terminal.screen_width() == 80
-
-
 def test_configuration_keys_cannot_control_the_terminal(tmp_path: Path, tmx) -> None:
     (tmp_path / "merge.yml").write_text('base_model: b\nmodels: [{model: a}]\n"\\e[2Jparameters\\u202e": 3\n')
     refused = tmx("merge", tmp_path / "merge.yml", "-o", tmp_path / "out")

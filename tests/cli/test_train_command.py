@@ -75,16 +75,6 @@ def test_json_quiet_and_changes(tmx, tmp_path):
     assert "  - train.epochs: 1 there, 2 now" in other.err
 
 
-def test_unreadable_images_are_told(tmx, tmp_path):
-    path = toy.file(tmp_path, train={"epochs": 1})
-    (tmp_path / "images" / "train" / "hello" / "2.png").write_text("?")
-    result = tmx("train", path, *CPU)
-    assert result.code == 0, result.err
-    said = result.err.splitlines()
-    assert all(line.startswith("warning: ") for line in said)
-    assert "1 of 28 samples could not be read and were left out: hello/2.png (not an image)" in result.err
-
-
 def test_the_run_of_a_file_named_from_its_own_directory_is_found_from_anywhere(tmx, tmp_path, monkeypatch):
     toy.file(tmp_path, train={"epochs": 1})
     monkeypatch.chdir(tmp_path)

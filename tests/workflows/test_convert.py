@@ -11,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.workflows.convert import convert_checkpoint
 
 
 def to_bytes(tensor):
@@ -124,14 +123,6 @@ def test_refusals(tmx, sequence):
     before = sequence.tasks[0].read_bytes()
     assert tmx("convert", sequence.base, "--overwrite", "-o", sequence.tasks[0]).code == 0
     assert sequence.tasks[0].read_bytes() != before
-
-
-def test_progress_ends_at_the_total(sequence):
-    calls = []
-    convert_checkpoint(
-        sequence.base, sequence.folder / "out", shard_size=100, progress=lambda *call: calls.append(call)
-    )
-    assert calls[-1] == ("convert", 492, 492)
 
 
 def test_a_prefix_is_stripped_from_names_and_ties(tmx, tmp_path):

@@ -9,19 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from builtin_run import TASKS, build_builtin
 
 from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.options import InitOptions, PreferOptions, SiteSources, TailorOptions
-from tunable_magmax.workflows.prefer import prefer
+from tunable_magmax.workflows.options import InitOptions, SiteSources, TailorOptions
 from tunable_magmax.workflows.tailor import tailor
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -54,22 +51,6 @@ def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
             expected.classes,
             expected.tasks,
         )
-
-
-def test_a_model_without_a_classifier_is_told_as_such(run):
-    with pytest.raises(InputError, match="no classifier"):
-        load_builtin(run / "base")
-
-
-def test_it_predicts_what_transformers_does(run):
-    classifier = load_classifier(run / "pets")
-    assert classifier.classes == TASKS["pets"]
-    assert [each.label for each in classifier.predict(["a cat", "the dog"])] == ["cat", "dog"]
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "pets").eval()
-    tokens = transformers.AutoTokenizer.from_pretrained(run / "base")(["a cat"], return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**tokens).logits.softmax(dim=1).numpy()
-    assert np.allclose(classifier.probabilities("a cat"), expected, atol=1e-6)
 
 
 def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_path):
@@ -123,9 +104,3 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
     assert (made.record.head.kind, made.record.head.kept > 0) == ("fitted", True)
     said = {each.label for each in load_classifier(tmp_path / "site").predict(["a cat the", "the saw a"])}
     assert said <= {label for labels in names.values() for label in labels}
-
-
-def test_weights_are_searched_with_the_models_own_heads(run, tmp_path):
-    sources = SiteSources(labelled=run / "tools.csv")
-    found = prefer(Run.open(run), PreferOptions(sources=sources, method="search", trials=4, prior="none"))
-    assert (found.method, found.prior, found.provenance["trials"]) == ("search", None, 4)

@@ -71,11 +71,6 @@ def test_images_and_their_paths(image_run, model, tmp_path):
     assert loaded.probabilities([]).shape == (0, 4)
 
 
-def test_texts(text_model):
-    found = load_classifier(text_model, "cpu").probabilities(["my good card"])
-    np.testing.assert_allclose(found, expected(text_model, ["my good card"]), atol=1e-6)
-
-
 def test_files_folders_and_order(image_run, model, tmp_path):
     data = image_run.pairs(tmp_path / "site", {"red": 2, "blue": 1})
     shutil.copy(data / "red" / "0.png", data / "loose.png")

@@ -13,7 +13,6 @@ import numpy as np
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
-from tunable_magmax.evaluation.labelled import label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.budget import in_order
@@ -189,6 +188,8 @@ def search_preference(site: Site, trials: int, bench: Bench | None = None) -> Pr
     those that the labels mean are tried first: on these samples the result is no worse. `bench`: the run's models, if
     they are in memory already.
     """
+    from tunable_magmax.evaluation.labelled import label_samples
+
     _optuna()  # which lacks before anything is read
     run, tables = site.run, site.run.label_tables
     opened = Bench(run, device=site.reading.device, progress=site.progress) if bench is None else nullcontext(bench)

@@ -177,15 +177,6 @@ def test_a_base_with_another_head_loses_it_and_a_lacking_pooler_is_a_mean(make, 
     assert sorted(report.heads["mean"]) == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
 
 
-def test_a_headed_base_with_bare_tasks_keeps_its_head(tmp_path):
-    base = saved("bert", tmp_path / "base", None, 0, "BertForMaskedLM")
-    tasks = [saved("bert", tmp_path / f"task{t}", None, t) for t in (1, 2)]
-    merge_checkpoints(base, tasks, tmp_path / "out", scale=1)
-    assert type(loaded(tmp_path / "out")).__name__ == "BertForMaskedLM"
-    name = "cls.predictions.transform.dense.weight"
-    assert torch.equal(tensors(tmp_path / "out")[name], tensors(base)[name])
-
-
 def test_equal_heads_are_merged_like_any_tensor_and_can_be_replaced(tmp_path):
     base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
     report = merge_checkpoints(base, tasks, tmp_path / "plain")

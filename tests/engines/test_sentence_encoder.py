@@ -52,22 +52,6 @@ def test_a_merge_pools_as_its_base(tmx, tmp_path, bert):
     assert {"1_Pooling/config.json", "modules.json"} <= files.keys()
 
 
-def test_it_is_verified_and_replaced_like_any_other(tmx, tmp_path, bert):
-    _, arguments = bert
-    out = tmp_path / "merged"
-    assert tmx("merge", *arguments, "-o", out).code == 0
-    assert tmx("inspect", "--verify", out, *arguments).code == 0
-    assert tmx("merge", *arguments, "--seed", 1, "--overwrite", "-o", out).code == 0
-    (out / "1_Pooling" / "config.json").write_text("{}")
-    broken = tmx("inspect", "--verify", out)
-    assert broken.code == 1
-    assert "1_Pooling/config.json has" in broken.out
-    (out / "1_Pooling" / "notes.txt").write_text("mine")
-    refused = tmx("merge", *arguments, "--overwrite", "-o", out)
-    assert "it holds the folder '1_Pooling'" in refused.err
-    assert (out / "1_Pooling" / "notes.txt").exists()
-
-
 @pytest.mark.parametrize("name", ["../base/config.json", "/etc/hostname", "1_Pooling/../config.json", "a/b/c.json"])
 def test_a_report_that_leads_elsewhere_is_not_followed(tmx, tmp_path, bert, name):
     _, arguments = bert

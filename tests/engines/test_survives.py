@@ -18,7 +18,6 @@ from forked import forking
 from sequences import StateDict, digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.errors import InputError, StorageError
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(4)} | {"layer.0.bias": (65,), "layer.3.frozen": (500,)}
 SHARD = 10_000
@@ -225,32 +224,3 @@ def test_an_interrupted_merge_begins_anew_and_says_so(files) -> None:
     assert files.merge(notify=notes.append) == files.merge(files.folder / "other")
     assert any("begins anew" in note and str(files.out) in note for note in notes)
     assert not files.partial.exists()
-
-
-@pytest.mark.parametrize("source", [0, 2])
-def test_an_input_cut_short_in_mid_merge(files, source) -> None:
-    path = [files.base, *files.tasks][source]
-    content = path.read_bytes()
-
-    def cut(phase: str, done: int, total: int) -> None:
-        if phase == "merge" and done > total // 2:
-            os.truncate(path, 1000)
-
-    with pytest.raises((StorageError, InputError), match=path.name):
-        files.merge(progress=cut, scale=0.4)
-    assert files.nothing_is_left()
-    path.write_bytes(content)
-    assert files.merge(scale=0.4) == files.merge(files.folder / "other", scale=0.4)
-
-
-def test_one_process_at_a_time(files) -> None:
-    messages = []
-
-    def meanwhile(phase: str, done: int, total: int) -> None:
-        if not messages:
-            with pytest.raises(InputError, match="another process") as caught:
-                files.merge()
-            messages.append(str(caught.value))
-
-    assert files.merge(progress=meanwhile) == files.merge(files.folder / "wanted")
-    assert messages

@@ -44,10 +44,6 @@ def test_equals_the_oracle(seed, stream, task, p):
     assert key(seed, stream, task, p) == lottery(seed, stream, task, p)
 
 
-def test_no_two_elements_draw_the_same_number():
-    assert len({key(3, 0, 2, p) for p in range(20_000)}) == 20_000
-
-
 # --- fairness of the numbers ------------------------------------------------------------------------
 
 
@@ -55,11 +51,6 @@ def tail(statistic: float, freedom: int) -> float:
     """P(chi-square with `freedom` degrees of freedom >= statistic)."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def test_tail_is_the_chi_square_tail():
-    assert tail(18.467, 4) == pytest.approx(0.001, rel=1e-3)  # from a printed table
-    assert tail(124.342, 100) == pytest.approx(0.05, rel=1e-3)
 
 
 def uniform_p_value(values: np.ndarray, bins: int) -> float:
@@ -84,14 +75,6 @@ def numbers() -> dict[str, np.ndarray]:
 def test_top_and_low_bits_are_uniform(numbers, along):
     assert uniform_p_value(numbers[along] >> np.uint64(56), 256) > UNLIKELY
     assert uniform_p_value(numbers[along] & np.uint64(255), 256) > UNLIKELY
-
-
-@pytest.mark.parametrize("along", ["p", "far p", "task", "seed"])
-def test_every_bit_is_a_fair_coin(numbers, along):
-    bits = (numbers[along][:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    n = len(bits)
-    deviations = (2.0 * bits.sum(axis=0) - n) / np.sqrt(n)
-    assert tail(float((deviations**2).sum()), 64) > UNLIKELY
 
 
 # --- fairness of keeping ----------------------------------------------------------------------------
@@ -124,25 +107,6 @@ def kept_by_task() -> dict[int, np.ndarray]:
     return {t: draw(lambda seed, p, t=t: key(seed, 0, t, p)) for t in (1, 2, 3)}
 
 
-def test_each_candidate_is_kept_equally_often(kept_by_task):
-    for kept in kept_by_task.values():
-        assert fairness_p_value(kept) > UNLIKELY
-
-
-def test_a_biased_draw_would_be_noticed():
-    def favourite(seed, p):
-        return key(seed, 0, 1, p) * (0.8 if p == 7 else 1)
-
-    def first_come(seed, p):
-        return key(seed, 0, 1, p) + p * 2**57  # early elements a little ahead
-
-    def unmixed(seed, p):
-        return (seed * 0x9E3779B97F4A7C15 + p) % 2**64
-
-    for biased in (favourite, first_come, unmixed):
-        assert fairness_p_value(draw(biased)) < UNLIKELY
-
-
 def deviations(a: np.ndarray, b: np.ndarray) -> float:
     """Correlation of two 0/1 arrays in standard deviations of its estimate under independence."""
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1] * np.sqrt(a.size))
@@ -151,27 +115,6 @@ def deviations(a: np.ndarray, b: np.ndarray) -> float:
 def test_tasks_draw_independently_of_each_other(kept_by_task):
     for s, t in itertools.combinations(kept_by_task, 2):
         assert abs(deviations(kept_by_task[s], kept_by_task[t])) < CORRELATED
-
-
-def test_seeds_draw_independently_of_each_other(kept_by_task):
-    for kept in kept_by_task.values():
-        assert abs(deviations(kept[:-1], kept[1:])) < CORRELATED
-
-
-def test_streams_draw_independently_of_each_other(kept_by_task):
-    assert abs(deviations(kept_by_task[1], draw(lambda seed, p: key(seed, 1, 1, p)))) < CORRELATED
-
-
-@pytest.mark.parametrize("distance", [1, 2, 3, 8, 64, 1024])
-def test_neighbours_draw_independently_of_each_other(numbers, distance):
-    small = numbers["p"] < np.uint64(2**64 // 5)
-    assert abs(deviations(small[:-distance], small[distance:])) < CORRELATED
-
-
-def test_dependence_would_be_noticed(kept_by_task):
-    leaky = kept_by_task[2].copy()
-    leaky[::8] = kept_by_task[1][::8]
-    assert abs(deviations(kept_by_task[1], leaky)) > CORRELATED
 
 
 # --- and of the merge that uses them ----------------------------------------------------------------

@@ -101,16 +101,6 @@ def test_scope_tensor():
     assert (result.budget, result.counts, result.leftovers) == ([0, 4, 2], [0, 4, 2], 2)
 
 
-def test_tied_tensors_count_once():
-    shared, changed = torch.zeros(2), torch.ones(2)
-    result = naive_merge({"b": shared, "a": shared}, [{"b": changed, "a": changed}])
-    assert result.elements == 2
-    assert torch.equal(result.state_dict["a"], changed)
-    assert torch.equal(result.state_dict["b"], changed)
-    untied = naive_merge({"b": shared, "a": shared}, [{"b": changed, "a": changed.clone()}])
-    assert untied.elements == 4
-
-
 def test_magmax_and_matched_scale():
     result, _ = example(method="magmax", scale="matched")
     assert owners(result) == [1, 3, 2, 3, 3, 1]
@@ -159,20 +149,7 @@ def test_each_operation_rounds_in_the_working_type():
         out(0.0, 40000.0, 2, out_dtype=torch.float16)
 
 
-def test_widest_type():
-    half, brain = torch.zeros(1, dtype=torch.float16), torch.ones(1, dtype=torch.bfloat16)
-    assert naive_merge({"w": half}, [{"w": brain}]).state_dict["w"].dtype == torch.float32
-    assert naive_merge({"w": half}, [{"w": brain}, {"w": brain.double()}]).state_dict["w"].dtype == torch.float64
-    assert naive_merge({"w": half}, [{"w": brain.half()}]).state_dict["w"].dtype == torch.float16
-
-
 def test_budget():
     assert naive_budget([0.1, 0.9], 10) == [1, 9]
     assert naive_budget([0, 1, 1, 1], 11) == [0, 4, 4, 3]  # 3 each; the remainder skips the task of weight 0
     assert naive_budget([1, 1, 1], 2) == [1, 1, 0]
-
-
-@pytest.mark.parametrize("rounds", [2, 3])
-@pytest.mark.parametrize("budget", [[2, 2, 2], [1, 1, 4], [0, 2, 4], [5, 0, 1], [6, 0, 0]])
-def test_more_rounds_assign_nothing_more(rounds, budget):
-    assert example(budget=budget, rounds=rounds)[0].owners == example(budget=budget)[0].owners

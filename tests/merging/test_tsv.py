@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging import singular, state_dicts
-from tunable_magmax.merging.kernels.torch_ops import TorchKernels
+from tunable_magmax.merging import singular
 from tunable_magmax.merging.methods import TaskSingularVectors, read_options
 from tunable_magmax.workflows.verify import verify_checkpoint
 
@@ -171,37 +169,7 @@ def test_without_matrices_it_is_the_average_to_the_bit() -> None:
     assert merged.report.warnings == ()
 
 
-def test_a_budget_is_refused() -> None:
-    base, *tasks = sequence(2)
-    with pytest.raises(InputError, match="method 'tsv' takes no budget; only tunable_magmax does"):
-        tmx.merge_state_dicts(base, tasks, method="tsv", budget=[1, 2])
-
-
 # -- a session --------------------------------------------------------------------------------------------------------
-
-
-CHOICES: list[dict[str, Any]] = [
-    {"weights": [1, 0, 0, 0]},
-    {"weights": [1, 1, 0, 2]},
-    {"weights": [4, 1, 0, 2], "scale": "matched"},
-    {"scale": 0.3, "out_dtype": "bfloat16"},
-    {},
-]
-
-
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_session_equals_single_merges(portable, monkeypatch) -> None:
-    if portable:  # what tensors on a GPU go through
-        monkeypatch.setattr(state_dicts, "kernels_for", TorchKernels)
-    base, *tasks = sequence(4)
-    with tmx.MergeSession(base, tasks) as session:
-        session.merge()
-        for options in CHOICES:
-            found = session.merge(method="tsv", **options)
-            single = tmx.merge_state_dicts(base, tasks, method="tsv", **options)
-            assert found.report == single.report
-            assert largest_difference(found.state_dict, single.state_dict) == 0
-            assert session.merge(method="average").report == tmx.merge_state_dicts(base, tasks, method="average").report
 
 
 def test_a_session_computes_singular_vectors_once_for_tasks_with_a_share(monkeypatch) -> None:
@@ -238,9 +206,14 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"weights": [3, 1, 0]}, {"scale": "matched", "out_dtype": "bfloat16"}], ids=str
+    ("options", "settings"),
+    [
+        ({}, {"memory": "20MiB", "threads": 1}),
+        ({"weights": [3, 1, 0]}, {"shard_size": "1KB"}),
+        ({"scale": "matched", "out_dtype": "bfloat16"}, {}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("settings", [{}, {"memory": "20MiB", "threads": 1}, {"shard_size": "1KB"}], ids=str)
 def test_files_give_what_memory_gives(files, tmp_path, options, settings) -> None:
     states = [load_file(path) for path in files]
     wanted = tmx.merge_state_dicts(states[0], states[1:], method="tsv", **options)
@@ -255,22 +228,6 @@ def test_files_give_what_memory_gives(files, tmp_path, options, settings) -> Non
     verified = verify_checkpoint(out, files[0], files[1:])
     assert verified.ok, [check for check in verified.checks if not check.ok]
     assert any("merged ones within" in check.detail for check in verified.checks)
-
-
-def test_a_saved_configuration_gives_the_same(files, tmp_path) -> None:
-    import yaml
-
-    from tunable_magmax.runs.recipe import read_recipe
-
-    first = tmx.merge_checkpoints(files[0], files[1:], tmp_path / "out", method="tsv", weights=[1, 2, 3])
-    config = yaml.safe_load((tmp_path / "out" / "tmx-config.yaml").read_text())
-    config |= {"base_model": str(files[0])}
-    for model, path in zip(config["models"], files[1:], strict=True):
-        model["model"] = str(path)
-    (tmp_path / "again.yml").write_text(yaml.safe_dump(config))
-    recipe = read_recipe(tmp_path / "again.yml")
-    again = tmx.merge_checkpoints(recipe.base, recipe.tasks, tmp_path / "again", **recipe.options)
-    assert (again.method, again.scale, again.options) == ("tsv", 1, first.options)
 
 
 @pytest.mark.parametrize(("name", "by"), [("wide", 1e-2), ("bias", 1e-2), ("square", float("nan")), ("still", 1e-6)])

@@ -251,6 +251,8 @@ def test_adapters_become_an_adapter(tmx, tmp_path):
     arguments = ["--base", tmp_path / "base.safetensors", "--task", tasks[0], "--task", tasks[1], "--adapter", 3]
     planned = tmx("merge", *arguments, "-o", tmp_path / "out", "--dry-run", "--json")
     assert json.loads(planned.out)["bytes"] == 4 * 3 * (6 + 4)
+    refused = tmx("merge", *arguments[:-1], "2.5", "-o", tmp_path / "out")
+    assert (refused.code, "--adapter: 2.5 is not a whole number" in refused.err) == (2, True)
     result = tmx("merge", *arguments, "-o", tmp_path / "out")
     assert result.code == 0
     reduced = MergeReport.from_json((tmp_path / "out/tmx-report.json").read_text()).reduced

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, convert
 from cyclopts.help import DefaultFormatter, HelpPanel
 
 from tunable_magmax.cli.terminal import Screen, hush, on_screen, open_closed_streams, show, tell, unprintable
@@ -108,6 +108,14 @@ def _shown_default(default: Any) -> Any:
     return None if default in (None, "", ()) or isinstance(default, bool) else default
 
 
+def _converted(kind: Any, tokens: Sequence[Any]) -> Any:
+    """Reads an option as its type says. Cyclopts alone would round 2.5 where a whole number is wanted."""
+    for token in tokens if kind in (int, int | None) else ():
+        if "." in token.value:
+            raise ValueError(f"{token.value} is not a whole number.")
+    return convert(kind, tokens)
+
+
 app = App(
     name="tmx",
     help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
@@ -121,7 +129,7 @@ app = App(
     help_format="plaintext",
     help_formatter=UnwrappedHelp(),
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(negative=(), show_default=_shown_default),
+    default_parameter=Parameter(negative=(), show_default=_shown_default, converter=_converted),
 )
 for _place, _name in enumerate(COMMANDS):
     app.command(f"tunable_magmax.cli.{_name}:{_name}", sort_key=_place)  # imported when it is used

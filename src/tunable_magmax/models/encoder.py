@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -59,6 +59,8 @@ class Encoder:
     tokenizer: Any = None
     text_length: int | None = None
     folders: tuple[Path, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    """What the checkpoint that was put in last calls the module's tensors, where that differs."""
 
     @property
     def family(self) -> str:
@@ -240,11 +242,40 @@ def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """Puts the tensors of a checkpoint into an encoder's module.
 
     Old checkpoints and those with a head have other names than the module; transformers, which knows all the rules,
-    makes a second module of them.
+    makes a second module of them. Where that only renames tensors, the names are kept for the next checkpoint.
     """
     module: Any = encoder.module
-    own = module.state_dict()
-    if any(name not in state or state[name].shape != tensor.shape for name, tensor in own.items()):
-        may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
-        state = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
-    module.load_state_dict({name: state[name] for name in own})
+    own, names = module.state_dict(), encoder.names
+    placed: dict[str, Any] = {name: state.get(names.get(name, name)) for name in own}
+    if any(tensor is None or tensor.shape != own[name].shape for name, tensor in placed.items()):
+        placed = _loaded(encoder, state)
+        if not names:
+            names.update(_learned_names(encoder, state, placed))
+    module.load_state_dict({name: placed[name] for name in own})
+
+
+def _loaded(encoder: Encoder, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns the tensors of a second module, made of a checkpoint's."""
+    module: Any = encoder.module
+    may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
+    return load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()  # type: ignore[no-any-return]
+
+
+def _learned_names(encoder: Encoder, state: Mapping[str, Tensor], placed: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns what a checkpoint calls the tensors of a module, which hold its values as `placed`.
+
+    A module of numbered tensors shows where each comes from. Tensors that are more than renamed have their own names.
+    """
+    import torch
+
+    numbered = {name: torch.full(tensor.shape, float(k)) for k, (name, tensor) in enumerate(state.items())}
+    given, names = list(state), {}
+    for name, tensor in _loaded(encoder, numbered).items():
+        source = given[min(int(tensor.flatten()[0]), len(given) - 1)] if tensor.numel() else name
+        renamed = (
+            source in state
+            and state[source].shape == tensor.shape
+            and state[source].to(tensor.dtype).equal(placed[name])
+        )
+        names[name] = source if renamed else name
+    return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +63,6 @@ class PointRequest:
     __pydantic_config__ = STRICT
     weights: tuple[float, ...] | None = None
     scale: float | Literal["matched"] | None = None
-    prior: bool = True
     method: str | None = None
     preset: str | None = None
     data: str | None = None
@@ -71,32 +70,27 @@ class PointRequest:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A merge for a mixture. `informed`: whether its head expects the mixture's classes, else all alike.
+class SaveRequest:
+    """A point, and what its model or preference is to be called."""
 
-    `preset`: the one whose weights these are.
-    """
+    __pydantic_config__ = STRICT
+    name: str = "site-model"
+    point: PointRequest = PointRequest()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A merge for a mixture. `preset`: the one whose weights these are."""
 
     preference: Preference
     scale: float | str | None = "matched"
     method: str = "tunable_magmax"
-    informed: bool = True
     preset: Preset | None = None
 
     @property
     def spec(self) -> MergeSpec:
         """The merge."""
         return MergeSpec(self.method, self.scale, self.preference.weights)
-
-    @property
-    def prior(self) -> bool:
-        """Whether the head expects the mixture's classes."""
-        return self.informed and self.preference.prior is not None
-
-    @property
-    def site(self) -> Preference:
-        """The preference, with class shares only if the head gets them."""
-        return self.preference if self.informed else replace(self.preference, prior=None)
 
     @property
     def file(self) -> Path | None:
@@ -138,13 +132,12 @@ def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset], n
     elif preset is None:
         raise InputError("which weights? Give one number for each task, or a preset")
     preference = completed(chosen if preset is None else preset.preference, run)
-    informed = request.prior and preference.prior is not None
     method = request.method or usual_method(preference.weights, no_tsv)
     scale: float | str | None = preference.scale if request.scale is None else request.scale
-    scale = default_scale(method, informed) if scale is None else scale
+    scale = default_scale(method, preference.prior is not None) if scale is None else scale
     if not isinstance(scale, str) and not 0 <= scale <= MOST_SCALE:
         raise InputError(f"the scale is {scale:g}: give a number from 0 to {MOST_SCALE:g}, or matched")
-    return Setting(preference, scale if isinstance(scale, str) else float(scale), method, request.prior, preset)
+    return Setting(preference, scale if isinstance(scale, str) else float(scale), method, preset)
 
 
 def _checked(numbers: Sequence[float], run: Run, what: str) -> Preference:

@@ -99,7 +99,6 @@ class Point:
     weights: tuple[float, ...]
     scale: float | str | None
     scale_used: float
-    prior: bool
     method: str
     head: str
     preset: str | None
@@ -128,7 +127,6 @@ class Scores:
         alike = np.full(len(self.bench.classes), 1 / len(self.bench.classes))
         self.kept = None if kept is None else kept.take(self.bench, alike, FIT_ROWS)
         self.singles = [MergeSpec(checkpoint=t) for t in range(1, len(run.tasks) + 1)]
-        self._equal = Setting(Preference.equal(len(run.tasks)), informed=False)
         self._rough: dict[tuple[MergeSpec, str], Bools] = {}
         self._number = count()
 
@@ -179,7 +177,6 @@ class Scores:
             weights=setting.preference.weights,
             scale=setting.scale,
             scale_used=self.scale(setting),
-            prior=setting.prior,
             method=setting.method,
             head=self.bench.fit(setting.spec, facts).kind,
             preset=None if setting.preset is None else setting.preset.id,
@@ -194,8 +191,8 @@ class Scores:
     def facts(self, setting: Setting) -> SiteFacts:
         """Returns what heads are fitted with, as `tmx tailor` does for a mixture without samples of the site."""
         fits = bool(self.bench.views)
-        shares = site_shares(setting.site if fits else replace(setting.preference, prior=None), self.bench.classes)
-        return SiteFacts(setting.preference.weights, shares, self.kept, moved=fits)
+        known = setting.preference if fits else replace(setting.preference, prior=None)
+        return SiteFacts(known.weights, site_shares(known, self.bench.classes), self.kept, moved=fits)
 
     def right(self, spec: MergeSpec, facts: SiteFacts, data: DataSet, check: Callable[[], None] | None = None) -> Bools:
         """Returns which samples a model gets right with the head that fits it."""
@@ -204,14 +201,6 @@ class Scores:
             crossed: Bools = fit.right[np.isin(fit.judged, data.judged)]
             return crossed
         return self._right(spec, fit.linear, data)
-
-    def predictions(self, setting: Setting, data: DataSet) -> tuple[list[str], list[str]]:
-        """Returns the classes that a model predicts for the samples, and those that the base does, each by its head."""
-        model, base = (
-            self.bench.logits(spec, data.samples, self.bench.fit(spec, self.facts(setting)).linear).argmax(axis=1)
-            for spec in (setting.spec, BASE)
-        )
-        return [self.bench.classes[k] for k in model], [self.bench.classes[k] for k in base]
 
     def scale(self, setting: Setting) -> float:
         """Returns the number that a merge's scale is."""
@@ -231,7 +220,7 @@ class Scores:
 
     def open_lines(self, data: DataSet) -> Iterator[None]:
         """Scores the models that lines are made of with heads that are fitted to equal weights, one at each step."""
-        facts = self.facts(self._equal)
+        facts = self.facts(Setting(Preference.equal(len(self.singles))))
         for spec in (BASE, *self.singles, MAGMAX):
             self._rough[spec, data.samples.name] = self.right(spec, facts, data)
             yield

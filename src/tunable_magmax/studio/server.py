@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import check
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
-from tunable_magmax.studio.points import PointRequest, Setting
+from tunable_magmax.studio.points import PointRequest, SaveRequest, Setting
 from tunable_magmax.studio.session import Studio
 
 STATIC = Path(__file__).parent / "static"
@@ -33,27 +33,19 @@ def make_app(studio: Studio, port: int, token: str) -> App:
     except ImportError:
         raise InputError(MISSING) from None
 
-    def answers(work: Callable[[dict[str, Any], Request], Any], status: int = 200) -> Callable[..., Any]:
-        """Makes an endpoint: `work` gets the request's JSON in a thread, and returns the answer's."""
+    def answers(work: Callable[[dict[str, Any], Mapping[str, str], Mapping[str, str]], Any], status: int = 200) -> Any:
+        """Makes an endpoint: `work` gets the request's JSON, path and query in a thread, and returns the answer's."""
 
         async def endpoint(request: Request) -> Response:
-            content = await read_object(request)
-            return JSONResponse(await run_in_threadpool(work, content, request), status)
+            given = await read_object(request), request.path_params, request.query_params
+            return JSONResponse(await run_in_threadpool(work, *given) or {}, status)
 
         return endpoint
 
-    def point(content: Any) -> PointRequest:
-        return check(PointRequest, content, "the point")
-
-    def named(content: dict[str, Any]) -> tuple[Any, Setting]:
+    def named(content: Any) -> tuple[str, Setting]:
         """Returns the name and the setting that a model or preference is to be saved as."""
-        asked(content, "name", "point")
-        return content.get("name"), studio.setting(point(content.get("point", {})))
-
-    def asked(content: dict[str, Any], *keys: str) -> None:
-        """Refuses keys that a request does not have."""
-        if strange := sorted(set(content) - set(keys)):
-            raise InputError(f"unknown key {strange[0]!r}; known: {', '.join(keys)}")
+        asked = check(SaveRequest, content, "the request")
+        return asked.name, studio.setting(asked.point)
 
     async def static(request: Request) -> Response:
         # Only names that the folder lists: what is asked for is compared with them and opened nowhere.
@@ -66,16 +58,6 @@ def make_app(studio: Studio, port: int, token: str) -> App:
     async def events(request: Request) -> Response:
         return StreamingResponse(studio.events.listen(), media_type="text/event-stream")
 
-    def measure(content: dict[str, Any], request: Request) -> Any:
-        return {"request": studio.measure(point(content))}
-
-    def command(content: dict[str, Any], request: Request) -> Any:
-        name = content.pop("name", "site-model")
-        return {"tailor": studio.command(point(content), name)}
-
-    def begin_upload(content: dict[str, Any], request: Request) -> Any:
-        return {"upload": studio.uploads.begin().name}
-
     async def add_file(request: Request) -> Response:
         upload, name = studio.uploads.get(request.path_params["upload"]), request.query_params.get("name", "")
         if not 0 < len(name) <= LONGEST_NAME:
@@ -85,29 +67,15 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         await run_in_threadpool(upload.add, name, content)
         return JSONResponse({"files": len(upload.files), "bytes": upload.size})
 
-    def estimate(content: dict[str, Any], request: Request) -> Any:
-        asked(content, "labels")
-        studio.estimate(request.path_params["upload"], bool(content.get("labels", True)))
-        return {}
+    def measure(content: Any, *_: Any) -> Any:
+        return {"request": studio.measure(check(PointRequest, content, "the point"))}
 
-    def remove_upload(content: dict[str, Any], request: Request) -> Any:
-        studio.remove_upload(request.path_params["upload"])
-        return {}
+    def estimate(content: dict[str, Any], path: Mapping[str, str], _: Any) -> None:
+        studio.estimate(path["upload"], bool(content.get("labels", True)))
 
-    def samples(content: dict[str, Any], request: Request) -> Any:
-        query = request.query_params
+    def samples(content: Any, path: Any, query: Mapping[str, str]) -> Any:
         start, count = (_whole(query.get(name, usual), name) for name, usual in (("start", "0"), ("count", "60")))
         return studio.samples(start, count, query.get("show", "all"))
-
-    def save_preference(content: dict[str, Any], request: Request) -> Any:
-        return studio.writer.save_preference(*named(content))
-
-    def write_model(content: dict[str, Any], request: Request) -> Any:
-        return {"name": studio.writer.write(*named(content))}
-
-    def cancel_model(content: dict[str, Any], request: Request) -> Any:
-        studio.writer.cancel(request.path_params["name"])
-        return {}
 
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, Refused) else 400 if isinstance(error, InputError) else 500
@@ -121,23 +89,26 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         text = words.get(error.status_code, error.detail)
         return JSONResponse(error_body(Refused(error.status_code, text)), error.status_code)
 
-    get, post, delete = (dict[str, Any](methods=[method]) for method in ("GET", "POST", "DELETE"))
+    def route(method: str, path: str, endpoint: Any) -> Route:
+        return Route(path, endpoint, methods=[method])
+
+    uploads, writer = studio.uploads, studio.writer
     routes = [
-        Route("/", static, **get),
-        Route("/static/{name}", static, **get),
-        Route("/api/state", answers(lambda content, request: studio.state()), **get),
-        Route("/api/events", events, **get),
-        Route("/api/measure", answers(measure, 202), **post),
-        Route("/api/points", answers(lambda content, request: {"points": studio.points()}), **get),
-        Route("/api/command", answers(command), **post),
-        Route("/api/uploads", answers(begin_upload, 201), **post),
-        Route("/api/uploads/{upload}/files", add_file, **post),
-        Route("/api/uploads/{upload}/estimate", answers(estimate, 202), **post),
-        Route("/api/uploads/{upload}", answers(remove_upload), **delete),
-        Route("/api/samples", answers(samples), **get),
-        Route("/api/preferences", answers(save_preference), **post),
-        Route("/api/models", answers(write_model, 202), **post),
-        Route("/api/models/{name}", answers(cancel_model), **delete),
+        route("GET", "/", static),
+        route("GET", "/static/{name}", static),
+        route("GET", "/api/state", answers(lambda *_: studio.state())),
+        route("GET", "/api/events", events),
+        route("POST", "/api/measure", answers(measure, 202)),
+        route("GET", "/api/points", answers(lambda *_: {"points": studio.points()})),
+        route("POST", "/api/command", answers(lambda content, *_: {"tailor": studio.command(*named(content))})),
+        route("POST", "/api/uploads", answers(lambda *_: {"upload": uploads.begin().name}, 201)),
+        route("POST", "/api/uploads/{upload}/files", add_file),
+        route("POST", "/api/uploads/{upload}/estimate", answers(estimate, 202)),
+        route("DELETE", "/api/uploads/{upload}", answers(lambda _, path, __: studio.remove_upload(path["upload"]))),
+        route("GET", "/api/samples", answers(samples)),
+        route("POST", "/api/preferences", answers(lambda content, *_: writer.save_preference(*named(content)))),
+        route("POST", "/api/models", answers(lambda content, *_: {"name": writer.write(*named(content))}, 202)),
+        route("DELETE", "/api/models/{name}", answers(lambda _, path, __: writer.cancel(path["name"]))),
     ]
     handlers: dict[Any, Any] = {TmxError: failed, HTTPException: no_such, Exception: failed}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)

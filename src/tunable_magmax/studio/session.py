@@ -59,7 +59,6 @@ class Studio:
         self.no_tsv = why_not_tsv(self.run)
         self._points: dict[str, tuple[Point, DataSet]] = {}
         self._scores: Scores | None = None
-        self._last: Setting | None = None
         if self.options.preference is not None:
             file = self.options.preference
             found = read_preference(file, self.run.names, len(self.run.tasks))
@@ -161,7 +160,6 @@ class Studio:
         start = {
             "weights": preset.preference.weights,
             "scale": preset.preference.scale or default_scale(method, informed),
-            "prior": informed,
             "method": method,
             "preset": preset.id,
             "data": next(iter(self.data), None),
@@ -181,12 +179,10 @@ class Studio:
                     "name": name,
                     "weights": METHODS[name].weights,
                     "default_scale": default_scale(name, informed),
-                    "plain_scale": default_scale(name, False),
                     "why_not": self.no_tsv if name == "tsv" else None,
                 }
                 for name in OFFERED
             ],
-            "prior": None if informed else "the classes of the tasks are not known: profiles say them",
             "scale": {"matched": self.scores.scale(matched) if ready else None, "most": MOST_SCALE},
             "data": [self._describe(data) for data in self.data.values()],
             "presets": [preset.to_dict() for preset in self.presets.values()],
@@ -232,7 +228,6 @@ class Studio:
         setting, data = self.setting(request), self._data_of(request)
         mix = Preference.from_weights(setting.preference.weights if request.mix is None else request.mix).weights
         point = self.scores.point(setting, data, mix, check)
-        self._last = setting
         self._points[point.id] = point, data
         return asdict(point)
 
@@ -240,10 +235,9 @@ class Studio:
         """Returns all points that were measured in this session on data that are still open, oldest first."""
         return [asdict(point) for point, data in self._points.values() if self.data.get(data.name) is data]
 
-    def command(self, request: PointRequest, name: Any = "site-model") -> str:
+    def command(self, name: str, setting: Setting) -> str:
         """Returns the command that makes the model of a point, as OUT/name."""
-        out = self.out / checked_name(name, RESERVED)
-        return self.setting(request).command(self.run.path, out, self.options.seed)
+        return setting.command(self.run.path, self.out / checked_name(name, RESERVED), self.options.seed)
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
@@ -286,12 +280,6 @@ class Studio:
 
     def samples(self, start: int, count: int, show: str) -> dict[str, Any]:
         """Returns some of the site's samples."""
-        site, data = self.site, self.data.get("site")
-        if site is None:
+        if self.site is None:
             return {"total": 0, "start": start, "shown": 0, "samples": []}
-        predicted: dict[int, tuple[str, str]] = {}
-        if data is not None:
-            setting = self._last or self.setting(PointRequest(preset="equal"))
-            pairs = zip(*self.scores.predictions(setting, data), strict=True)
-            predicted = dict(zip(data.samples.prepared.positions, pairs, strict=True))
-        return listed(site, start, count, show, predicted, len(self.run.tasks))
+        return listed(self.site, start, count, show, len(self.run.tasks))

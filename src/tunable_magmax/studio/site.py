@@ -1,4 +1,4 @@
-"""A site's samples on the page: their estimate, the task that each is like, and what models make of them."""
+"""A site's samples on the page: their estimate, and the task that each is like."""
 
 from __future__ import annotations
 
@@ -35,15 +35,11 @@ USUAL_OUTSIDE = 0.05
 
 @dataclass(frozen=True)
 class Assigned:
-    """A sample: the task that it is most like, how sure that is, and whether it is far from all of them.
-
-    `copy_of`: the position of an equal sample before it.
-    """
+    """A sample: the task that it is most like, how sure that is, and whether it is far from all of them."""
 
     task: int
     share: float
     outside: bool
-    copy_of: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,52 +160,39 @@ def assign(site: Site, preference: Preference) -> dict[int, Assigned]:
     shares = fitted.likelihoods(fitted.probe.posterior(features)) * weights
     shares /= shares.sum(axis=1, keepdims=True)
     far = fitted.probe.distances(features) > farthest(fitted, weights)
-    first: dict[int, int] = {}
-    assigned = {}
-    for position, row in sorted(site.rows.items()):
-        before = first.setdefault(row, position)
-        task = int(shares[row].argmax())
-        copied = None if before == position else before
-        assigned[position] = Assigned(task, float(shares[row, task]), bool(far[row]), copied)
-    return assigned
+    return {
+        position: Assigned(int(shares[row].argmax()), float(shares[row].max()), bool(far[row]))
+        for position, row in site.rows.items()
+    }
 
 
 # -- what the page shows of each --------------------------------------------------------------------------------------
 
 
-def listed(
-    site: SiteSamples, start: int, count: int, show: str, predicted: Mapping[int, tuple[str, str]], tasks: int
-) -> dict[str, Any]:
-    """Returns some samples for the page, with small pictures or the beginning of their texts.
-
-    `predicted`: what the present model and the base predict, by position.
-    """
+def listed(site: SiteSamples, start: int, count: int, show: str, tasks: int) -> dict[str, Any]:
+    """Returns some samples for the page, with small pictures or the beginning of their texts."""
     if count < 1 or start < 0:
         raise Refused(400, "start must be at least 0, and count at least 1")
-    wanted = [position for position in range(len(site.samples)) if _shows(site, position, show, predicted, tasks)]
+    wanted = [position for position in range(len(site.samples)) if _shows(site, position, show, tasks)]
     page = wanted[start : start + min(count, MOST_SHOWN)]
     rows = []
     for position, value in zip(page, site.samples.load(page), strict=True):
-        own, (model, base) = site.assigned.get(position), predicted.get(position, (None, None))
-        row = {"task": None, "share": None, "outside": None, "copy_of": None} if own is None else vars(own)
+        own = site.assigned.get(position)
+        row = {"task": None, "share": None, "outside": None} if own is None else vars(own)
         text = value[:LONGEST_TEXT] if isinstance(value, str) else None
-        row = {**row, "id": position, "label": site.label(position), "picture": thumbnail(value), "text": text}
-        rows.append({**row, "predicted": model, "base": base})
+        rows.append({**row, "id": position, "label": site.label(position), "picture": thumbnail(value), "text": text})
     return {"total": len(site.samples), "start": start, "shown": len(wanted), "samples": rows}
 
 
-def _shows(site: SiteSamples, position: int, show: str, predicted: Mapping[int, tuple[str, str]], tasks: int) -> bool:
+def _shows(site: SiteSamples, position: int, show: str, tasks: int) -> bool:
     own = site.assigned.get(position)
     if show == "all":
         return True
     if show == "outside":
         return own is not None and own.outside
-    if show == "worse":
-        model, base = predicted.get(position, (None, None))
-        return base == site.label(position) is not None and model != base
     kind, _, number = show.partition("-")
     if kind != "task" or not number.isdecimal() or int(number) >= tasks:
-        raise InputError(f"show is {shortened(show)!r}, expected all, outside, worse or task-0 to task-{tasks - 1}")
+        raise InputError(f"show is {shortened(show)!r}, expected all, outside or task-0 to task-{tasks - 1}")
     return own is not None and own.task == int(number)
 
 

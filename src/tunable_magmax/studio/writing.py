@@ -156,7 +156,7 @@ class Writer:
         if file.is_dir():
             raise Refused(409, f"{file} is a folder: choose another name")
         scale = setting.scale if isinstance(setting.scale, float) and setting.scale > 0 else None
-        replace(setting.site, scale=scale).save(file)
+        replace(setting.preference, scale=scale).save(file)
         return {"file": file.name, "path": str(file)}
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Presets, scale, prior, method, the samples to measure on and the mix to judge by.
+// Presets, scale, method, the samples to measure on and the mix to judge by.
 {
 const METHOD_NAMES = {
   tunable_magmax: "Tunable MAGMAX", tsv: "singular vectors (tsv)", magmax: "MAGMAX", average: "weighted average",
@@ -18,17 +18,10 @@ studio.buildControls = () => {
     if (event.target.value) studio.usePreset(event.target.value);
   });
   buildScale();
-  const prior = studio.find("prior");
-  prior.addEventListener("change", () => {
-    const before = usualScale();
-    studio.set({ prior: prior.checked });
-    followScale(before);
-  });
   const method = studio.find("method");
-  method.addEventListener("change", () => {
-    const before = usualScale();
-    studio.set({ method: method.value });
-    followScale(before);
+  method.addEventListener("change", () => { // the usual scale follows; one that was chosen stays
+    const { now } = studio.state, usual = (name) => studio.method(name).default_scale;
+    studio.set({ method: method.value, scale: now.scale === usual(now.method) ? usual(method.value) : now.scale });
   });
   studio.find("data").addEventListener("change", (event) => studio.set({ data: event.target.value }));
   studio.find("judge").addEventListener("change", (event) => studio.set({ judge: event.target.value }));
@@ -140,29 +133,14 @@ const drawScale = () => {
   }
 };
 
-/** The scale that `tmx tailor` would take. */
-const usualScale = () => {
-  const { now } = studio.state, method = studio.method(now.method);
-  return now.prior ? method.default_scale : method.plain_scale;
-};
-
-/** After a change of method or prior, the usual scale follows; one that was chosen stays. */
-const followScale = (before) => {
-  if (studio.state.now.scale === before) studio.set({ scale: usualScale() });
-};
-
 // -- the rest ---------------------------------------------------------------------------------------------------------
 
 const drawControls = () => {
-  const { now, facts } = studio.state;
+  const { now } = studio.state;
   for (const button of studio.find("presets").children) {
     studio.attributes(button, { "aria-pressed": button.dataset.preset === now.preset });
   }
   studio.find("only").value = now.preset?.startsWith("only-") ? now.preset : "";
-  const prior = studio.find("prior");
-  prior.checked = now.prior;
-  prior.disabled = facts.prior !== null;
-  studio.write(studio.find("prior-why"), facts.prior ?? (now.prior ? "" : "A written model has it all the same."));
   studio.find("method").value = now.method;
   const data = studio.find("data");
   data.value = now.data ?? "";
@@ -173,7 +151,7 @@ const drawControls = () => {
   studio.write(studio.find("judge-why"), mixed ? "These samples are the site’s mix themselves." : "");
   const refused = studio.method(now.method)?.weights === "refused";
   studio.write(studio.find("method-why"), refused
-    ? `${studio.methodName(now.method)} takes no weights: here they set the prior and what counts.` : "");
+    ? `${studio.methodName(now.method)} takes no weights: here they set the head and what counts.` : "");
   drawScale();
 };
 }

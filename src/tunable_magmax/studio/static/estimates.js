@@ -61,14 +61,14 @@ const scaleDistance = (now, point, matched) => {
 };
 
 /**
- * Interpolates each task's accuracy at a setting from the nearest points of the same method, prior and data.
+ * Interpolates each task's accuracy at a setting from the nearest points of the same method and data.
  *
  * Points count by the inverse square of their distance; a point at distance 0 is itself. Null if there are none.
  */
 studio.interpolate = (points, now, matched) => {
   const near = [];
   for (const point of points) {
-    if (point.method !== now.method || point.prior !== now.prior || point.data !== now.data) continue;
+    if (point.method !== now.method || point.data !== now.data) continue;
     const distance = studio.halfDistance(now.weights, point.weights) + SCALE_DISTANCE * scaleDistance(now, point, matched);
     if (near.length < NEAREST || distance < near[near.length - 1].distance) {
       let place = near.length;

@@ -61,7 +61,7 @@ const about = (kind, mix, point, from, facts) => {
   if (kind === "interpolated") {
     return `Between ${studio.count(from, "measured point")}, not measured itself.`;
   }
-  return "No point was measured yet with this method and prior.";
+  return "No point was measured yet with this method.";
 };
 
 const drawComparison = (row) => {

@@ -15,7 +15,6 @@ studio.buildSamples = () => {
       if (samples) drawTrust(samples);
     }
     if (topics.has("facts") || topics.has("samples")) drawGroups(samples);
-    if (topics.has("points")) redrawWorse();
   });
 };
 
@@ -46,9 +45,6 @@ const drawGroups = (facts) => {
   generation += 1;
   if (!facts) { studio.find("groups").replaceChildren(); return; }
   const groups = [];
-  if (facts.labelled && facts.labelled >= facts.unknown_labels) {
-    groups.push(makeGroup("worse", "The merge is wrong, the base right", "", "No sample that the base gets right is lost."));
-  }
   if (facts.outside > 0) groups.push(makeGroup("outside", "Outside every task", studio.percent(facts.outside, 0)));
   const tasks = Object.entries(facts.tasks).map(([t, count]) => ({ count, t: Number(t) })).sort((a, b) => b.count - a.count);
   const total = tasks.reduce((sum, { count }) => sum + count, 0);
@@ -65,21 +61,16 @@ const fillInTurn = async (groups, mine) => {
   }
 };
 
-const makeGroup = (show, title, facts, empty = "none") => {
+const makeGroup = (show, title, facts) => {
   const list = studio.element("ul", { className: studio.state.facts.samples.kind === "text" ? "lines" : "pictures" });
   const more = studio.element("button", { type: "button", className: "small", hidden: true, on: { click: () => fill(MORE) } });
-  const count = studio.element("small", { textContent: facts });
   const root = studio.element("section", { className: "group", attributes: { "data-show": show } },
-    studio.element("h4", {}, title, " ", count), list, more);
-  const fill = async (number, again = false) => {
-    const start = again ? 0 : list.querySelectorAll(".sample").length;
+    studio.element("h4", {}, title, " ", studio.element("small", { textContent: facts })), list, more);
+  const fill = async (number) => {
+    const start = list.querySelectorAll(".sample").length;
     try {
       const answer = await studio.get(`/api/samples?start=${start}&count=${number}&show=${show}`);
-      const items = answer.samples.map((sample) => makeSample(sample, show));
-      if (again) list.replaceChildren(...items);
-      else list.append(...items);
-      if (show === "worse") studio.write(count, String(answer.shown));
-      if (!answer.shown) list.replaceChildren(studio.element("li", { className: "none", textContent: empty }));
+      list.append(...answer.samples.map(makeSample));
       const left = answer.shown - list.querySelectorAll(".sample").length;
       more.hidden = left <= 0;
       studio.write(more, `${left} more`);
@@ -87,25 +78,18 @@ const makeGroup = (show, title, facts, empty = "none") => {
       list.replaceChildren(studio.element("li", { className: "none", textContent: error.message }));
     }
   };
-  root.fillAgain = () => fill(FIRST, true);
   return { root, fill };
 };
 
-/** The point measured last decides which samples the merge gets wrong. */
-const redrawWorse = studio.later(() => studio.find("groups").querySelector('[data-show="worse"]')?.fillAgain(), 400);
-
-const makeSample = (sample, show) => {
+const makeSample = (sample) => {
   const facts = [
     sample.label, sample.task === null ? null : `most like ${studio.tasks()[sample.task]} (${studio.percent(sample.share, 0)})`,
-    sample.outside ? "outside every task" : null, sample.copy_of === null ? null : `a copy of sample ${sample.copy_of + 1}`,
-    sample.predicted === null ? null : `merge: ${sample.predicted}; base: ${sample.base}`,
+    sample.outside ? "outside every task" : null,
   ].filter(Boolean).join("\n");
   const item = studio.element("li", { className: "sample", title: facts });
   item.classList.toggle("outside", Boolean(sample.outside));
-  item.classList.toggle("copy", sample.copy_of !== null);
   if (sample.picture) item.append(studio.element("img", { src: sample.picture, alt: sample.label ?? `sample ${sample.id + 1}`, width: 56, height: 56 }));
   else item.append(studio.element("span", { className: "text", textContent: sample.text ?? "unreadable" }));
-  if (show === "worse") item.append(studio.element("small", { textContent: `${sample.label} → ${sample.predicted}` }));
   return item;
 };
 }

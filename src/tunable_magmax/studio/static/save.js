@@ -17,7 +17,7 @@ studio.buildSave = () => {
 
 const drawCommand = async () => {
   try {
-    writeCommand(studio.find("tailor"), (await studio.post("/api/command", studio.request())).tailor);
+    writeCommand(studio.find("tailor"), (await studio.post("/api/command", { point: studio.request() })).tailor);
   } catch (error) {
     studio.write(studio.find("tailor"), error.message);
   }

@@ -6,9 +6,9 @@ let wasConnected = false;
 /** Begins with the estimate, judged by it; the address overrides. */
 const begin = () => {
   const { facts } = studio.state;
-  const { weights, preset, scale, prior, method } = facts.start;
+  const { weights, preset, scale, method } = facts.start;
   const estimated = studio.preset(preset)?.intervals;
-  studio.state.now = { weights, preset, scale, prior, method, data: facts.start.data ?? facts.data[0]?.id ?? null, judge: estimated ? preset : "weights" };
+  studio.state.now = { weights, preset, scale, method, data: facts.start.data ?? facts.data[0]?.id ?? null, judge: estimated ? preset : "weights" };
   fromAddress();
 };
 
@@ -60,8 +60,8 @@ const EVENTS = {
     studio.uploads.done();
     await studio.refresh();
     await studio.getPoints();
-    const { weights, preset, scale, prior, method } = studio.state.facts.start; // as the command would take them
-    studio.set({ weights, preset, scale, prior, method, judge: preset });
+    const { weights, preset, scale, method } = studio.state.facts.start; // as the command would take them
+    studio.set({ weights, preset, scale, method, judge: preset });
     studio.announce(`${studio.count(data.samples, "sample")} estimated`);
   },
   model: (data) => studio.takeModel(data),

@@ -3,7 +3,7 @@
 {
 studio.state = {
   facts: null, // the server's state
-  now: null, // { weights, preset, scale, prior, method, data, judge }
+  now: null, // { weights, preset, scale, method, data, judge }
   locked: new Set(),
   points: new Map(), // by id
   busy: false, // whether a measurement is under way
@@ -86,9 +86,8 @@ studio.allOnMix = (points) => {
 /** Whether a point is the one that is set now. A preset's prior may be its own, so the preset counts. */
 studio.isNow = (point) => {
   const { now } = studio.state;
-  return point.method === now.method && point.prior === now.prior && point.data === now.data
-    && point.scale === now.scale && ownPrior(point.preset) === ownPrior(now.preset)
-    && studio.sameWeights(point.weights, now.weights);
+  return point.method === now.method && point.data === now.data && point.scale === now.scale
+    && ownPrior(point.preset) === ownPrior(now.preset) && studio.sameWeights(point.weights, now.weights);
 };
 
 // Presets of weights alone (equal, only X) mean the same by hand; those that samples gave have a prior of their own.
@@ -113,7 +112,7 @@ studio.goTo = (id) => {
   const point = studio.state.points.get(id);
   const preset = studio.preset(point.preset);
   const same = preset && studio.sameWeights(preset.weights, point.weights);
-  studio.set({ weights: point.weights, preset: same ? preset.id : null, scale: point.scale, prior: point.prior, method: point.method });
+  studio.set({ weights: point.weights, preset: same ? preset.id : null, scale: point.scale, method: point.method });
 };
 
 /** All points on the present data, oldest first. */
@@ -130,20 +129,16 @@ studio.measuredNow = () => {
 studio.isComplete = (point) =>
   point.lines.length > 0 && (studio.data()?.mixed || studio.sameWeights(point.mix, studio.mix()));
 
-/**
- * The fixed lines beside the present point: its own, or those of the nearest point with the same prior.
- *
- * A prior follows the weights, so lines of another point are `stale`; without a prior they are the same everywhere.
- */
+/** The fixed lines beside the present point: its own, or those of the nearest, which are `stale`: heads follow weights. */
 const linesFor = (point, all) => {
   if (point?.lines.length) return { lines: point.lines, stale: false };
   const { now } = studio.state;
   let best = null, least = Infinity;
   for (const other of all) {
-    const distance = other.lines.length && other.prior === now.prior ? studio.halfDistance(now.weights, other.weights) : Infinity;
+    const distance = other.lines.length ? studio.halfDistance(now.weights, other.weights) : Infinity;
     if (distance < least) [best, least] = [other, distance];
   }
-  return { lines: best?.lines ?? [], stale: now.prior };
+  return { lines: best?.lines ?? [], stale: true };
 };
 
 /** What is shown (`studio.view`, once a frame): measured if it is, else interpolated; and the lines. */
@@ -163,8 +158,7 @@ studio.shown = () => {
 /** The setting as a request, for the server. */
 studio.request = () => {
   const { now } = studio.state;
-  return { weights: now.weights, preset: now.preset, scale: now.scale, prior: now.prior, method: now.method,
-    data: now.data, mix: studio.mix() };
+  return { weights: now.weights, preset: now.preset, scale: now.scale, method: now.method, data: now.data, mix: studio.mix() };
 };
 
 // -- the address ------------------------------------------------------------------------------------------------------
@@ -176,7 +170,6 @@ studio.writeAddress = () => {
   parts.set("w", now.weights.map((weight) => Number(weight.toFixed(6))).join(","));
   if (now.preset) parts.set("preset", now.preset);
   parts.set("scale", now.scale);
-  parts.set("prior", now.prior ? "1" : "0");
   parts.set("method", now.method);
   if (now.data) parts.set("data", now.data);
   if (now.judge !== "weights") parts.set("judge", now.judge);
@@ -201,7 +194,6 @@ studio.readAddress = () => {
   const scale = parts.get("scale");
   if (scale === "matched") read.scale = scale;
   else if (scale && Number(scale) >= 0 && Number(scale) <= facts.scale.most) read.scale = Number(scale);
-  if (parts.has("prior") && facts.prior === null) read.prior = parts.get("prior") === "1";
   if (studio.method(parts.get("method"))) read.method = parts.get("method");
   if (facts.data.some((data) => data.id === parts.get("data"))) read.data = parts.get("data");
   if (parts.get("judge") === "weights" || studio.preset(parts.get("judge"))) read.judge = parts.get("judge");

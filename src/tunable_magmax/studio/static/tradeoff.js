@@ -136,9 +136,8 @@ const drawPoints = (points, { x, y }) => {
       drawing.circles.set(point.id, circle);
       drawing.points.append(circle);
     }
-    const alike = point.method === now.method && point.prior === now.prior;
     studio.attributes(circle, { cx: x.at(item.x).toFixed(1), cy: y.at(item.y).toFixed(1),
-      class: `${alike ? "alike" : "other"}${item.first ? " first" : ""}` });
+      class: `${point.method === now.method ? "alike" : "other"}${item.first ? " first" : ""}` });
     circle.place = item;
   }
   for (const [id, circle] of drawing.circles) {
@@ -167,7 +166,7 @@ studio.describePoint = (point) => {
   const named = largest.slice(0, 3).map(({ part, t }) => `${studio.tasks()[t]} ${studio.percent(part / studio.WHOLE, 0)}`);
   const weights = equal && parts.length > 1 ? "equal weights" : named.join(", ") + (largest.length > 3 ? ", …" : "");
   const accuracy = studio.percent(studio.onMix(point)?.accuracy);
-  return `${accuracy}: ${weights}; ${studio.methodName(point.method)}, scale ${studio.scaleText(point.scale)}${point.prior ? "" : ", no prior"}`;
+  return `${accuracy}: ${weights}; ${studio.methodName(point.method)}, scale ${studio.scaleText(point.scale)}`;
 };
 
 /** Arrows go from point to point, from left to right; Enter and Space choose one. */
@@ -203,7 +202,8 @@ const drawLines = (lines, points, { x, y }, now, width) => {
     if (same[0].line !== line) continue; // one text for lines at the same place
     const text = same.map((other) => studio.lineName(other.line)).join(", "), size = 6.4 * text.length;
     const places = [[10, 4, "start", left + 10, top - 7], [-10, 4, "end", left - 10 - size, top - 7],
-      [0, -11, "middle", left - size / 2, top - 22], [0, 20, "middle", left - size / 2, top + 9]];
+      [0, -11, "middle", left - size / 2, top - 22], [0, 20, "middle", left - size / 2, top + 9],
+      [10, -10, "start", left + 10, top - 21], [10, 18, "start", left + 10, top + 7]];
     const fits = (avoided) => places.find(([, , , l, t]) => l > MARGIN.left && l + size < width - 2 && t > 0
       && !avoided.some((other) => crosses(other, box(l, t, size, 14))));
     const spot = fits([...taken, ...dots]) ?? fits(taken); // rather over a dot than nowhere

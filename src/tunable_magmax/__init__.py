@@ -48,27 +48,16 @@ from tunable_magmax.version import __version__ as __version__
 _MODULES = {
     "engines.local": ("merge_checkpoints",),
     "merging.budget": ("budget",),
-    "merging.methods": (
-        "METHODS",
-        "Method",
-    ),
+    "merging.methods": ("METHODS", "Method"),
     "merging.report": ("MergeReport",),
-    "merging.state_dicts": (
-        "MergeSession",
-        "Merged",
-        "RunningMagmax",
-        "merge_state_dicts",
-    ),
+    "merging.state_dicts": ("MergeSession", "Merged", "RunningMagmax", "merge_state_dicts"),
     "preference.preference": ("Preference",),
     "runs.profile": ("Profile",),
     "training.config": ("TrainConfig",),
     "training.sequence": ("train_sequence",),
     "workflows.convert": ("convert_checkpoint",),
     "workflows.evaluate": ("evaluate",),
-    "workflows.open_run": (
-        "Run",
-        "open_run",
-    ),
+    "workflows.open_run": ("Run", "open_run"),
     "workflows.predict": ("load_classifier",),
     "workflows.verify": ("verify_checkpoint",),
 }

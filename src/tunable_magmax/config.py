@@ -104,11 +104,12 @@ def gather(kind: type[Described], data: Any, problems: list[str], inside: str = 
     if "\\u0000" in content:  # no path may have it, and no text needs it
         problems.append(f"{inside or 'it'} has a text with a NUL character")
         return None
+    adapter = TypeAdapter(kind)
     try:
-        return TypeAdapter(kind).validate_json(content)
+        return adapter.validate_json(content)
     except ValidationError as error:
         errors = [one for one in error.errors(include_url=False) if not _long_enough(one)]
-    schema, data = schema_of(kind), json.loads(content)
+    schema, data = adapter.json_schema(), json.loads(content)
     problems += dict.fromkeys(_problem(error, schema, data, inside) for error in errors)
     return None
 
@@ -123,11 +124,6 @@ def refuse(problems: Sequence[str], where: str) -> None:
     """Raises one `InputError` with all problems, if there are any."""
     if problems:
         raise InputError(f"{where}:\n{bulleted(problems)}")
-
-
-def schema_of(kind: type[Any]) -> dict[str, Any]:
-    """Returns the JSON Schema of the files that `kind` describes."""
-    return TypeAdapter(kind).json_schema()
 
 
 _WORDS = {

@@ -17,7 +17,6 @@ import transformers
 from models import tiny
 
 import tunable_magmax as tmx
-from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import load_image_processor
 from tunable_magmax.models.state import read_state
@@ -113,24 +112,6 @@ def test_what_is_recorded_is_replaced_only_if_asked(start, tmp_path):
     (new,) = recorded(tmp_path / "run").values()
     assert (old.exists(), new.is_dir()) == (False, True)
     assert Run.open(tmp_path / "run").profiles[0].encoder == read_state(new)[1]
-
-
-def test_an_interrupted_training_records_nothing_and_can_be_done_again(start, tmp_path):
-    class Killed(transformers.TrainerCallback):
-        def on_step_end(self, *_, **__):
-            raise KeyboardInterrupt
-
-    stopped = trainer(start, tmp_path, "travel")
-    stopped.add_callback(Killed())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(KeyboardInterrupt):
-            stopped.train()
-    assert recorded(tmp_path / "run") == {}
-    with pytest.raises(InputError, match="has no tasks"):
-        Run.open(tmp_path / "run")
-    train(start, tmp_path, "travel")
-    assert list(recorded(tmp_path / "run")) == ["travel"]
 
 
 def test_two_lines_of_any_loop(tmp_path):
@@ -296,11 +277,3 @@ def test_pictures_without_an_image_processor_are_recorded_without_a_profile(tmp_
         transformers.Trainer(model, args, **options).train()
     run = Run.open(tmp_path / "run")
     assert (run.names, run.profiles, run.kept) == (("colours",), (None,), (None,))
-
-
-def test_numbers_in_data_are_names(tmp_path):
-    names = {0: "greet", 1: "bye"}
-    (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
-    for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
-        samples = open_labelled(data, names)
-        assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]

@@ -62,14 +62,6 @@ def test_the_record_reads_back_to_an_equal_configuration(tmp_path, given):
         assert record == {**FULL, "benchmark": record["benchmark"], "head": head, "train": train}
 
 
-def test_numbers_that_yaml_takes_for_texts(tmp_path):
-    path = written(tmp_path, "model: m\nbenchmark: {name: texts, data: x, tasks: 2}\ntrain: {lr: 1e-5}\n")
-    assert yaml.safe_load(path.read_text())["train"]["lr"] == "1e-5"
-    assert read_config(path).train.lr == 1e-5
-    assert read_config(path, ["train.lr=3e-4"]).train.lr == 3e-4
-    assert "train.lr is 'fast': must be a number" in problems({**PLAIN, "train": {"lr": "fast"}}, folder=tmp_path)
-
-
 def test_single_values_can_be_changed(tmp_path):
     path = written(tmp_path, {**PLAIN, "train": None})
     changes = ["train.lr=3e-5", "seed=4", "benchmark.tasks=5", "train.freeze=[a.*, b]"]

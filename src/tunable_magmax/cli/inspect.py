@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,12 @@ def _shown(value: Any) -> str:
         return plural(len(value), "class", "classes")
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    from tunable_magmax.merging.budget import read_decimal
+
+    try:  # weights are texts, which are exact
+        return f"{float(read_decimal(value, 'it')):.4g}" if isinstance(value, float | str) else str(value)
+    except InputError:
+        return str(value)
 
 
 def _merge(report: MergeReport) -> Iterator[str]:
@@ -131,8 +135,7 @@ def _merge(report: MergeReport) -> Iterator[str]:
         "copied": f"{plural(len(report.copied), 'tensor')} as they are",
         "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
     }
-    options = {**report.options, "weights": [float(Fraction(weight)) for weight in report.options.get("weights") or ()]}
-    facts |= {name: _shown(value) for name, value in options.items() if name != "scale" and value not in (None, [])}
+    facts |= {name: _shown(value) for name, value in report.options.items() if name != "scale" and value is not None}
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
         yield from wrapped(f"  {name:<{width}}{value}", width + 2)

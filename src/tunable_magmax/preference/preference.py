@@ -20,10 +20,13 @@ from tunable_magmax.preference.shares import (
     LEAST_EPS,
     Intervals,
     PriorSource,
+    Similarity,
     SitePrior,
     alpha_weights,
-    checked_weights,
+    count_classes,
     normalised,
+    plain_list,
+    read_shares,
     task_count,
 )
 from tunable_magmax.showing import data_frame, html_table, plural, shown_shares
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from tunable_magmax.data.arrays import Floats
     from tunable_magmax.preference.base_features import TaskProbe
     from tunable_magmax.preference.distances import FeatureMethod
-    from tunable_magmax.preference.labels import Similarity
     from tunable_magmax.preference.mixture import Groups
 
 VERSION = 1
@@ -286,7 +288,7 @@ class Preference:
         (0.25, 0.0, 0.75)
         """
         names = tuple(weights) if tasks is None and isinstance(weights, Mapping) else tasks
-        numbers = checked_weights(in_order(weights, names))
+        numbers = tuple(map(float, read_shares(in_order(weights, names))))
         return cls(numbers, "weights", {"given": list(numbers)}).named(names)
 
     @classmethod
@@ -320,7 +322,6 @@ class Preference:
         >>> round(few, 1), round(many, 1)
         (0.7, 0.3)
         """
-        from tunable_magmax.preference.labels import count_classes, plain_list
         from tunable_magmax.preference.mixture import Groups
 
         if similarity not in ("inner", "count"):

@@ -1,4 +1,4 @@
-"""Shares: the rules that all weights over tasks follow, and `SitePrior`, how often each class occurs at a site.
+"""Shares: rules that all weights over tasks follow, counts of classes, and `SitePrior`, how often each class occurs.
 
 As a bias a head adds the prior's logarithm to its logits: logit_c += log((1 - eps) pi_c + eps / C), where C is the
 number of the head's classes: eps keeps every class possible.
@@ -7,17 +7,24 @@ number of the head's classes: eps keeps every class possible.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, some_of
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.merging.budget import read_weights
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from tunable_magmax.data.arrays import Floats
 
+Class: TypeAlias = int | str
+Similarity: TypeAlias = Literal["inner", "count"]
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Intervals: TypeAlias = tuple[tuple[float, float], ...]
 PriorSource: TypeAlias = Literal["tasks", "labels"]
@@ -28,33 +35,24 @@ LEAST_EPS = 0.002
 
 
 def normalised(weights: Any) -> tuple[float, ...]:
-    """Returns `weights` divided by their sum, each rounded once. Weights that sum to 1 already stay as they are."""
-    numbers = checked_weights(weights)
-    total = math.fsum(numbers) if max(numbers) < 1e300 else math.inf
+    """Returns `weights` divided by their sum, each rounded once. Weights that sum to 1 already stay as they are.
+
+    As in rule 3, a weight is the decimal number it prints as; rationals neither overflow nor underflow on the way.
+    """
+    exact = read_shares(weights)
+    numbers = tuple(map(float, exact))
     # Rounding each weight once moves their sum by 2 ulp at most; without this a file would change when read and saved.
-    if abs(total - 1) <= 1e-15:
+    if max(numbers) < 2 and abs(math.fsum(numbers) - 1) <= 1e-15:
         return numbers
-    # As in rule 3, a weight is the decimal number it prints as; rationals neither overflow nor underflow on the way.
-    exact = [Fraction(repr(number)) for number in numbers]
     whole = sum(exact)
     return tuple(float(number / whole) for number in exact)
 
 
-def checked_weights(weights: Any) -> tuple[float, ...]:
-    """Returns `weights` as floats; refuses negative and infinite ones, and weights that are all 0."""
-    if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
-        raise InputError(f"weights must be a list with one number per task, not {weights!r}")
-    numbers = []
-    for position, weight in enumerate(weights, start=1):
-        number = as_number(weight)
-        if not 0 <= number < math.inf:
-            raise InputError(f"the weight of task {position} must be a finite number >= 0, not {weight!r}")
-        numbers.append(abs(number))
-    if not numbers:
+def read_shares(weights: Any) -> tuple[Fraction, ...]:
+    """Returns `weights` as they print; refuses negative and infinite ones, and weights that are all 0."""
+    if not (listed := plain_list(weights, "weights")):
         raise InputError("no weights: give one number per task")
-    if not any(numbers):
-        raise InputError("all weights are 0: give at least one task a positive weight, or ask for equal weights")
-    return tuple(numbers)
+    return read_weights(listed, len(listed)) or ()
 
 
 def as_number(value: Any) -> float:
@@ -101,6 +99,107 @@ def task_count(tasks: int) -> int:
 
 
 @dataclass(frozen=True)
+class ClassCounts:
+    """Samples per class: `tasks` [T, classes] in the tasks, `site` [classes] at the site, over `classes`."""
+
+    classes: tuple[Class, ...]
+    tasks: Floats
+    site: Floats
+    unknown: Mapping[Class, int]
+
+    @property
+    def shares(self) -> Floats:
+        """The share of each class in each task [T, classes]; a task without samples has a row of zeros."""
+        totals = self.tasks.sum(axis=1, keepdims=True)
+        shares: Floats = self.tasks / np.where(totals > 0, totals, 1.0)
+        return shares
+
+    @property
+    def similarities(self) -> Floats:
+        """The paper's inner product of class shares, r(task) r(site), of each task."""
+        found: Floats = self.shares @ (self.site / self.site.sum())
+        return found
+
+    def require_known(self) -> None:
+        """Refuses labels that all belong to no task, and warns of those that do not."""
+        unknown, known = sum(self.unknown.values()), round(self.site.sum())
+        names = some_of(self.unknown, show=_shown)
+        if not known:
+            raise InputError(
+                f"all {unknown} labels belong to no task: they are {names}, and the tasks' classes are "
+                f"{some_of(self.classes, show=_shown)}; give labels in the tasks' own class names or indices"
+            )
+        if unknown:
+            text = f"{unknown} ({names}) of {known + unknown} labels belong to no task and were left out"
+            warnings.warn(text, stacklevel=4)
+
+
+def count_classes(task_counts: Sequence[Any], labels: Iterable[Any] | None = None) -> ClassCounts:
+    """Brings tasks and site to one list of classes (those with a sample in some task), in order of appearance.
+
+    `task_counts`: per task, a class-to-count mapping or counts by class index. `labels`: None if only the tasks are to
+    be counted.
+
+    >>> counts = count_classes([{"cat": 5, "dog": 5}, {"car": 10}], ["cat", "dog", "car", "cat"])
+    >>> counts.classes, counts.similarities.tolist()
+    (('cat', 'dog', 'car'), [0.375, 0.25])
+    """
+    if isinstance(task_counts, (str, Mapping)) or len(task_counts) == 0:
+        raise InputError("the tasks' class counts must be a list with one class-to-count mapping per task")
+    tables = [_task_table(counts, t) for t, counts in enumerate(task_counts, 1)]
+    given = [] if labels is None else plain_list(labels, "labels")
+    seen = Counter(_class(label, "a label") for label in given)
+    if not seen and labels is not None:
+        raise InputError("no labels: give at least one label of the site")
+    position = {name: k for k, name in enumerate(dict.fromkeys(name for table in tables for name in table))}
+    if not position:
+        raise InputError("no task has a class with samples; the tasks' class counts are all 0")
+    tasks = np.array([[table.get(name, 0.0) for name in position] for table in tables])
+    site = np.array([float(seen[name]) for name in position])
+    unknown = {name: seen[name] for name in sorted(seen, key=str) if name not in position}
+    return ClassCounts(tuple(position), tasks, site, unknown)
+
+
+def _task_table(counts: Any, task: int) -> dict[Class, float]:
+    """Returns one task's class-to-count mapping, without the classes that have no sample."""
+    if isinstance(counts, Mapping):
+        items: list[tuple[Any, Any]] = list(counts.items())
+    else:
+        items = list(enumerate(plain_list(counts, f"class counts of task {task}")))
+    table: dict[Class, float] = {}
+    for key, value in items:
+        name = _class(key, f"a class of task {task}")
+        count = as_number(value)
+        if not 0 <= count < np.inf:
+            raise InputError(f"task {task}: the count of class {name!r} must be a number >= 0, not {value!r}")
+        if name in table:
+            raise InputError(f"task {task}: class {name!r} is named twice; class names must differ")
+        table[name] = count
+    return {name: count for name, count in table.items() if count > 0}
+
+
+def plain_list(values: Any, name: str) -> list[Any]:
+    """Returns a flat list of Python values from a list, numpy or torch vector."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise InputError(f"{name}: expected a list, not {values!r}")
+    return list(values)
+
+
+def _class(value: Any, what: str) -> Class:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise InputError(f"{what} must be a class name or a class index, not {value!r}")
+    return value
+
+
+def _shown(name: Class) -> str:
+    return shortened(repr(name))
+
+
+@dataclass(frozen=True)
 class SitePrior:
     """How often each class occurs at a site. `shares`: by class name, normalised on entry.
 
@@ -137,10 +236,6 @@ class SitePrior:
         >>> SitePrior.of_tasks([1, 1], [{"cat": 8}, {"car": 6, "bus": 2}]).shares
         {'cat': 0.5, 'car': 0.375, 'bus': 0.125}
         """
-        import numpy as np
-
-        from tunable_magmax.preference.labels import count_classes
-
         counts = count_classes(task_label_counts)
         if len(counts.tasks) != len(weights):
             raise InputError(f"{len(weights)} weights for the classes of {len(counts.tasks)} tasks: give one for each")
@@ -159,8 +254,6 @@ class SitePrior:
         >>> SitePrior({"cat": 1.0}, eps=0.5).bias(["cat", "dog"]).astype(float).round(3).tolist()
         [-0.288, -1.386]
         """
-        import numpy as np
-
         shares = np.array([self.shares.get(name, 0.0) for name in classes])
         if not shares.any():
             raise InputError(

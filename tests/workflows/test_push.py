@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapters import factors, save_adapter
 from hub_server import ROUTES
 
 # A habit of huggingface_hub's own upload.
@@ -56,6 +57,14 @@ def test_a_dry_run_sends_nothing(hub, merged, tmx):
     assert "model.safetensors" in result.out
     assert "org/site: 5 files" in result.out
     assert hub.requests == []
+
+
+def test_an_adapter_whose_base_everybody_has(hub, tmx, tmp_path):
+    for base, code in (("org/base", 0), ("gpt2", 0), ("/models/base", 2), (None, 2)):
+        adapter = save_adapter(tmp_path / "adapter", {"q": factors(6, 4, 2, 0)}, base_model_name_or_path=base)
+        result = tmx("push", adapter, "org/adapter", "--dry-run")
+        assert result.code == code, result.err
+        assert ("base_model_name_or_path" in result.err) == (code == 2)
 
 
 def test_what_does_not_belong_is_refused_all_at_once(hub, merged, tmx, tmp_path):

@@ -105,8 +105,8 @@ def _open_directory(path: Path) -> Checkpoint:
             return _Directory(path, parts)
     if holds_adapter(path):
         raise InputError(
-            f"{path} is an adapter, which is a model only together with its base: give it as a task to merge, plan, "
-            f"sweep or verify; for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
+            f"{path} is an adapter, which is a model only together with its base: give it as a task to merge or sweep; "
+            f"for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
         )
     weights = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
     raise InputError(

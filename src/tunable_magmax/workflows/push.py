@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_folder, is_usual
 from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
 from tunable_magmax.checkpoints.safetensors_file import INDEX
-from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.runs.run import is_run
@@ -37,10 +38,10 @@ class Pushed:
 def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     """Uploads a model directory to `repo`, `org/name` on the Hugging Face hub, which is made if there is none.
 
-    All files go in one commit: the weights, what the report of a merge lists, and files with the names of a model's
-    configuration and tokenizer. Everything else in the directory is refused, so that nothing private is published by
-    accident; so are pickles, which run code where they are loaded, links that lead out of the directory, and unfinished
-    outputs.
+    All files go in one commit: the weights of a model or of a LoRA adapter, what the report of a merge lists, and files
+    with the names of a model's configuration and tokenizer. Everything else in the directory is refused, so that
+    nothing private is published by accident; so are pickles, which run code where they are loaded, links that lead out
+    of the directory, and unfinished outputs.
     """
     folder = path
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
@@ -93,7 +94,10 @@ def _files(folder: Path) -> list[str]:
         own.update(in_report)
         problems += [f"{name} is missing, which {REPORT} lists" for name in in_report if not (folder / name).is_file()]
     try:
-        with open_checkpoint(folder) as checkpoint:
+        if holds_adapter(folder):
+            own.add(ADAPTER_CONFIG)
+            problems += _unknown_base(folder)
+        with open_stored(folder) if holds_adapter(folder) else open_checkpoint(folder) as checkpoint:
             own.update(file.name for file in checkpoint.files)
     except InputError as error:
         problems.append(str(error))
@@ -102,6 +106,13 @@ def _files(folder: Path) -> list[str]:
         shown = some_of(problems, limit=MOST_LISTED, joint="\n  - ")
         raise InputError(f"{folder} cannot be pushed:\n  - {shown}", problems=problems)
     return names
+
+
+def _unknown_base(adapter: Path) -> Iterator[str]:
+    """Yields what others lack who load a published adapter: its base has to be on the hub, too."""
+    base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or hub_name(f"hf://{base}") is None:
+        yield f"{ADAPTER_CONFIG}: base_model_name_or_path is {base!r}, which others lack: write its name on the hub"
 
 
 def _strange(folder: Path, names: Sequence[str], own: Collection[str]) -> Iterator[str]:

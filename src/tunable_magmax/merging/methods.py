@@ -19,7 +19,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
-from tunable_magmax.merging.owners import MergedElements, Owners, PlaneRows
+from tunable_magmax.merging.owners import MergedElements, PlaneRows
 
 ENTRY_POINTS = "tunable_magmax.methods"
 """The group of entry points by which installed packages add methods."""
@@ -140,7 +140,7 @@ class TunableMagmax(Method):
         self._rows = PlaneRows.for_tasks(wanted, lasting=reusable)
         self.plane_rows = self._rows.count
         self._active: list[bool] | None = None
-        self._owners: Owners | None = None
+        self._owned: dict[int, tuple[int, ...]] = {}
 
     def set_element_count(self, elements: int) -> bool:
         before, self._active = self._active, self._with_a_budget(elements)
@@ -183,13 +183,13 @@ class TunableMagmax(Method):
             for group in groups
         ]
         self.budget = tuple(sum(each) for each in zip(*budgets, strict=True)) or (0,) * self.tasks
-        self._owners = merged.assign(_numbers(groups), budgets, self._rows, self.options.seed)
-        self.leftovers = self._owners.leftovers
+        owners = merged.assign(_numbers(groups), budgets, self._rows, self.options.seed)
+        self._owned = {place.tensor: own.rows for group, own in zip(groups, owners, strict=True) for place in group}
+        self.leftovers = sum(own.leftovers for own in owners)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        assert self._owners is not None
         assert planes is not None
-        return kernels.gather(chunk, self._owners.rows[tensor], planes, out)
+        return kernels.gather(chunk, self._owned[tensor], planes, out)
 
 
 def _groups(places: Sequence[TensorPlace], scope: str | None) -> list[list[TensorPlace]]:

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.kernels import (
-    NARROW_DIGITS,
-    WIDE_DIGITS,
     Chunk,
     Cut,
     Kernels,
@@ -75,15 +73,16 @@ Step = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """Who owns the elements of one group: the row of each task's elements (-1 for none), and the counts."""
+class Owners:
+    """Who owns the elements of a group of tensors."""
 
     rows: tuple[int, ...]
-    counts: tuple[int, ...]
+    """The row that holds each task's elements (-1 for none)."""
     leftovers: int
+    """How many elements were nobody's candidates, and were given away by key."""
 
 
-def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int) -> Ownership:
+def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int) -> Owners:
     """Gives each task exactly its budget of the elements of a group of tensors, whose parts `step` reaches."""
     tasks = len(budget)
     held = [row if n else -1 for row, n in zip(rows.candidates, budget, strict=True)]
@@ -112,7 +111,7 @@ def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int)
     found = [sum(step("count_common", row, row)) if n else 0 for row, n in zip(held, budget, strict=True)]
     if found != list(budget):
         raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
-    return Ownership(tuple(held), tuple(counts), leftovers)
+    return Owners(tuple(held), leftovers)
 
 
 def _choose(step: Step, rows: tuple[int, int, int], n: int, candidates: int, lottery_state: int) -> None:
@@ -242,26 +241,10 @@ def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
     return spans
 
 
-COUNT_BYTES = 2 << 20
+COUNT_BYTES = 4 << 20
 """Memory for counts of magnitudes: groups are searched so many at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Who owns which element."""
-
-    rows: Mapping[int, tuple[int, ...]]
-    """By tensor, the row that holds each task's elements of it (-1 for none)."""
-    leftovers: int = 0
-    """How many elements were nobody's candidates, and were given away by key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """Tensors, by number, that share a budget."""
-
-    tensors: tuple[int, ...]
-    budget: tuple[int, ...]
+LEAST_BITS, MOST_BITS = 11, 16
+"""Of a digit of a magnitude: each digit takes a walk, and twice the memory for each bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +261,8 @@ class EqualScan:
 
 Groups = Sequence[Sequence[int]]
 """Groups of merged tensors, by number."""
+Quota = tuple[tuple[int, ...], tuple[int, ...]]
+"""The tensors of a group, and its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +272,18 @@ class Call:
     part: int
     name: str
     arguments: tuple[Any, ...] = ()
+
+
+def digits(width: int, counts: int) -> list[tuple[int, int]]:
+    """Cuts the bit pattern of a magnitude, its code, into few digits (shift, bits) of about so many values at most.
+
+    A code has 31 bits of a float32, 63 of a float64. The patterns of non-negative floats have the order of the floats.
+
+    >>> digits(31, 70_000), digits(31, 2048)
+    ([(15, 16), (0, 15)], [(20, 11), (9, 11), (0, 9)])
+    """
+    bits = min(MOST_BITS, max(LEAST_BITS, counts.bit_length() - 1))
+    return [(max(0, high - bits), min(bits, high)) for high in range(width, 0, -bits)]
 
 
 class MergedElements:
@@ -311,30 +308,29 @@ class MergedElements:
         """d, the number of merged elements."""
         return sum(place.size for place in self.places)
 
-    def assign(self, groups: Groups, budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int) -> Owners:
+    def assign(self, groups: Groups, budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int) -> list[Owners]:
         """Gives each task exactly its budget of each group's elements; budgets are [groups, tasks].
 
         Groups of which one part has all tensors are left to that part.
         """
-        quotas = [Quota(tuple(group), tuple(budget)) for group, budget in zip(groups, budgets, strict=True)]
+        quotas: list[Quota] = [(tuple(group), tuple(own)) for group, own in zip(groups, budgets, strict=True)]
         holders = [sorted({self._holder[tensor] for tensor in group}) for group in groups]
         alone: dict[int, list[int]] = {}
         for number, own in enumerate(holders):
             if len(own) == 1:
                 alone.setdefault(own[0], []).append(number)
         calls = [Call(part, "assign", ([quotas[n] for n in own], rows, seed)) for part, own in alone.items()]
-        owners: dict[int, Ownership] = {}
+        owners: dict[int, Owners] = {}
         for own, answer in zip(alone.values(), self._ask(calls), strict=True):
             owners |= dict(zip(own, answer, strict=True))
-        for number, quota in enumerate(quotas):
+        for number, (tensors, budget) in enumerate(quotas):
             if number not in owners:
-                owners[number] = assign_owners(self._step(holders[number], quota), rows, quota.budget, seed)
-        decided = {tensor: owners[number].rows for number, group in enumerate(groups) for tensor in group}
-        return Owners(decided, sum(own.leftovers for own in owners.values()))
+                owners[number] = assign_owners(self._step(holders[number], tensors), rows, budget, seed)
+        return [owners[number] for number in range(len(groups))]
 
-    def _step(self, parts: Sequence[int], quota: Quota) -> Step:
+    def _step(self, parts: Sequence[int], tensors: tuple[int, ...]) -> Step:
         def step(name: str, *arguments: int) -> list[Any]:
-            return self._ask([Call(part, "plane_step", (quota.tensors, name, arguments)) for part in parts])
+            return self._ask([Call(part, "plane_step", (tensors, name, arguments)) for part in parts])
 
         return step
 
@@ -345,7 +341,7 @@ class MergedElements:
         self, tasks: Sequence[int], groups: Groups, wanted: Sequence[Sequence[int]], seed: int
     ) -> list[list[Cut]]:
         """Returns the cuts [groups, tasks] that keep the `wanted` [groups, tasks] elements of largest magnitude."""
-        step = max(1, COUNT_BYTES // (len(tasks) * 8 << NARROW_DIGITS[0][1])) if tasks else 1
+        step = max(1, COUNT_BYTES // (len(tasks) * 8 << LEAST_BITS)) if tasks else 1
         cuts: list[list[Cut]] = []
         for first in range(0, len(groups), step):
             batch = slice(first, first + step)
@@ -356,7 +352,7 @@ class MergedElements:
         """Finds the magnitude of the last element that is kept digit by digit, and of equal ones the last key."""
         prefixes, left = np.zeros_like(wanted), wanted.copy()
         equal = np.zeros_like(wanted)
-        for digit in WIDE_DIGITS if self.wide else NARROW_DIGITS:
+        for digit in digits(63 if self.wide else 31, COUNT_BYTES // max(8, 8 * wanted.size)):
             answers = self._ask_all("count_magnitudes", groups, tasks, prefixes, digit, self.wide)
             counts = sum(answers, np.zeros((*wanted.shape, 1 << digit[1]), np.int64))
             from_top = counts[..., ::-1].cumsum(axis=-1)
@@ -420,14 +416,15 @@ class Part:
         self._numbers = {place.tensor: number for number, place in places.items()}
         self._groups: dict[tuple[int, ...], PlaneGroup] = {}
 
-    def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Ownership]:
+    def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Owners]:
         """Assigns the elements of groups of tensors that are here entirely."""
         # Many groups share the threads; a single one uses them all.
         inside, outside = (self._each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._each)
 
-        def work(quota: Quota) -> Ownership:
-            group = self._plane_group(quota.tensors, inside)
-            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, quota.budget, seed)
+        def work(quota: Quota) -> Owners:
+            tensors, budget = quota
+            group = self._plane_group(tensors, inside)
+            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, budget, seed)
 
         return outside(work, quotas)
 

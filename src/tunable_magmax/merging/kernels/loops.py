@@ -169,13 +169,6 @@ def count_common(plane, free):
 
 
 @compiled()
-def subtract_bits(plane, other):
-    """Clears in a plane the bits of another one."""
-    for w in range(plane.shape[0]):
-        plane[w] &= ~other[w]
-
-
-@compiled()
 def scan_keys(plane, free, won, runs, lottery_state, window, found):
     """Draws a lottery number for each free candidate: below the window wins, inside it is kept for the threshold.
 
@@ -207,13 +200,6 @@ def scan_keys(plane, free, won, runs, lottery_state, window, found):
             won[w] = taken
             winners += ones(taken)
     return winners, undecided
-
-
-@compiled()
-def set_slots(plane, slots):
-    """Sets the bits at the given slots."""
-    for i in range(slots.shape[0]):
-        plane[slots[i] >> np.uint64(6)] |= ONE << (slots[i] & np.uint64(63))
 
 
 # -- values of base and tasks ------------------------------------------------------------------------------------------
@@ -278,13 +264,6 @@ def squared_distance(values, base):
         difference = np.float64(values[j] - base[j])
         total += difference * difference
     return total
-
-
-@compiled()
-def subtract(values, base, out):
-    """Writes values - base."""
-    for j in range(base.shape[0]):
-        out[j] = values[j] - base[j]
 
 
 @compiled()

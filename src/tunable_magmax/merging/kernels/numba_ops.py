@@ -108,7 +108,7 @@ class NumbaKernels:
         np.bitwise_and(plane, other, out=out)
 
     def subtract(self, plane: Words, other: Words) -> None:
-        loops.subtract_bits(plane, other)
+        np.bitwise_and(plane, ~other, out=plane)
 
     def unite(self, plane: Words, other: Words) -> None:
         plane |= other
@@ -128,7 +128,7 @@ class NumbaKernels:
             room = int(undecided)
 
     def set_slots(self, plane: Words, slots: Words) -> None:
-        loops.set_slots(plane, slots)
+        np.bitwise_or.at(plane, slots >> np.uint64(6), np.uint64(1) << (slots & np.uint64(63)))
 
     def count_magnitudes(
         self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
@@ -175,7 +175,8 @@ class NumbaKernels:
         return counts
 
     def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        loops.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out.numpy())
+        with np.errstate(over="ignore", invalid="ignore"):  # the survey names what is not finite
+            np.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out=out.numpy())
         counts = np.zeros(len(chunk.tasks), np.int64)
         counts[task] = out.numel()
         return counts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tunable_magmax.models.discriminant import Discriminant, class_totals
-from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Rows, View, fit_head
+from tunable_magmax.models.fitting import LEAST_GAIN, Rows, View, fit_head
 from tunable_magmax.models.head import Linear
 
 CLASSES = 4
@@ -193,25 +193,12 @@ def test_equal_rows_are_no_division_by_zero():
     assert logits[0] - logits[1] == pytest.approx(np.log(4), abs=1e-6)
 
 
-def test_fewer_rows_than_dimensions():
-    features, labels, _ = draw(20, dim=100)
-    found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), None)
-    fresh, truth, _ = draw(100, dim=100, seed=4)
-    assert (found.linear.logits(fresh).argmax(axis=1) == truth).mean() > 0.8
-
-
 def test_rows_that_may_not_judge_are_fitted_to_but_not_judged():
     features, labels, _ = draw(80)
     judged = np.arange(80) < 40
     found = fit_head(Rows.of(features, labels, judged=judged), np.full(CLASSES, 0.25), None)
     assert found.rows == 80
     assert set(found.judged) == set(range(40))
-
-
-def same(one: FittedHead, other: FittedHead, tolerance: float) -> None:
-    assert (one.kind, one.view, one.shrinkage) == (other.kind, other.view, other.shrinkage)
-    np.testing.assert_allclose(one.linear.weight, other.linear.weight, atol=tolerance, rtol=tolerance)
-    np.testing.assert_allclose(one.linear.bias, other.linear.bias, atol=tolerance, rtol=tolerance)
 
 
 def test_the_order_of_classes_does_not_matter():

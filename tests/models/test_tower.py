@@ -88,17 +88,6 @@ def test_trained_is_what_gets_a_gradient(tmp_path, kind):
     assert any(pooled in name for name in reached) if pooled else not any("pooler" in name for name in reached)
 
 
-def test_poolers_that_a_checkpoint_lacks_are_not_made_up(tmp_path):
-    for kind in ("vit-classifier", "bert-masked"):
-        encoder = load(kind, tmp_path)
-        assert not any("pooler" in name for name in encoder.module.state_dict())
-        save_encoder(encoder, tmp_path / f"{kind}-saved")
-        assert not any("pooler" in name for name in load_file(tmp_path / f"{kind}-saved" / "model.safetensors"))
-        back = load_encoder(tmp_path / f"{kind}-saved", "cpu")
-        assert back.pooling == encoder.pooling
-        assert np.array_equal(embeddings(back), embeddings(encoder))
-
-
 def test_freezing_by_pattern(tmp_path):
     encoder = load("bert", tmp_path)
     every = [name for name, _ in trainable(encoder)]

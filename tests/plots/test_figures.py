@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.plots.bars import save_chart
+from tunable_magmax.plots.charts import save_chart
 from tunable_magmax.plots.figure import LONGEST_NAME, short
 from tunable_magmax.preference.preference import Preference
 

@@ -38,7 +38,7 @@ def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> 
     with working() as progress:
         found = measure(run_dir, options, progress)
     if options.plot is not None:
-        from tunable_magmax.plots.comparison import save_comparison
+        from tunable_magmax.plots.charts import save_comparison
 
         save_comparison(found, options.plot)
     show_result({**found.to_dict(), "warnings": given_warnings()}, _lines(found))

@@ -38,7 +38,7 @@ def prefer(run_dir: Path, /, *, options: PreferOptions = PreferOptions()) -> Non
     with working() as progress:
         preference = find(run_dir, options, progress)
     if options.plot is not None:
-        from tunable_magmax.plots.bars import save_chart
+        from tunable_magmax.plots.charts import save_chart
 
         save_chart(preference, options.plot)
     lines = [*_summary(preference), *_written(options, replaces)]

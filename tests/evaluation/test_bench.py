@@ -19,7 +19,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation import bench as benches
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
-from tunable_magmax.evaluation.choosing import choose_kept, draw_mixtures, expected_accuracy, title_of
+from tunable_magmax.evaluation.choosing import choose_kept, draw_mixtures, expected_accuracy
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, RunModels
 from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.encoder import load_encoder
@@ -182,8 +182,8 @@ def test_a_fitted_head_is_for_one_site(builtin):
 
 def test_models_are_named(image_run):
     with Bench(Run.open(image_run.path), device="cpu") as bench:
-        titles = [title_of(bench, spec) for spec in SPECS]
-        assert titles[0::4] == ["base", next(iter(TASKS))]
+        titles = [spec.title(bench.run.labels) for spec in SPECS]
+        assert titles[0::4] == ["base", f"task {next(iter(TASKS))}"]
         assert titles[-1] == "last"
         assert MergeSpec("average", 0) == BASE
         with pytest.raises(InputError, match="either a merge by a method"):

@@ -170,7 +170,7 @@ def choose_model(
             head = bench.fit(spec, site)
             rows = len(head.judged)
             loss = np.inf if head.loss is None else head.loss
-            tried[spec] = Tried(spec, title_of(bench, spec), loss, head.accuracy or 0.0)
+            tried[spec] = Tried(spec, spec.title(bench.run.labels), loss, head.accuracy or 0.0)
             if bench.progress is not None:
                 bench.progress("choosing", len(tried), most)
         return tried[spec].loss
@@ -197,16 +197,6 @@ def choose_model(
     order = sorted(tried.values(), key=lambda found: found.loss)
     may = [found for found in order if checkpoints or found.spec.checkpoint is None or found.spec in starts]
     return Choice(may[0].spec, tuple(order), rows, bench.embedded - before)
-
-
-def title_of(bench: Bench, spec: MergeSpec) -> str:
-    """Returns what a model is called: the last checkpoint is "last", a task's has the task's name.
-
-    A merge has its method and scale.
-    """
-    if spec.checkpoint is None:
-        return spec.title
-    return ["base", *bench.run.labels[:-1], "last"][spec.checkpoint]
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------

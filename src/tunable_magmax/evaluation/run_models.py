@@ -36,8 +36,11 @@ class MergeSpec:
 
     `scale`: None is the method's default. A merge at scale 0 is the base.
 
-    >>> MergeSpec("tsv", 0.5, (1.0, 0.0)).title, MergeSpec("average", 0).is_base, MergeSpec(checkpoint=2).title
-    ('tsv at scale 0.5', True, 'checkpoint 2')
+    >>> names = ["travel", "bank"]
+    >>> MergeSpec("tsv", 0.5, (1.0, 0.0)).title(names), MergeSpec("average", 0).title(names)
+    ('tsv 0.5', 'base')
+    >>> MergeSpec(checkpoint=1).title(names), MergeSpec(checkpoint=2).title(names)
+    ('task travel', 'last')
     """
 
     method: str | None = None
@@ -62,14 +65,12 @@ class MergeSpec:
     def is_base(self) -> bool:
         return self.checkpoint == 0
 
-    @property
-    def title(self) -> str:
-        """What tables call it."""
+    def title(self, tasks: Sequence[str]) -> str:
+        """Returns what tables call it: base, last, task NAME, or method and scale."""
         if self.checkpoint is not None:
-            return "base" if self.is_base else f"checkpoint {self.checkpoint}"
-        if self.scale is None:
-            return str(self.method)
-        return f"{self.method} at scale {self.scale if isinstance(self.scale, str) else f'{self.scale:g}'}"
+            return ["base", *(f"task {name}" for name in tasks[:-1]), "last"][self.checkpoint]
+        scale = "" if self.scale is None else self.scale if isinstance(self.scale, str) else f"{self.scale:g}"
+        return f"{self.method} {scale}".rstrip()
 
 
 BASE = MergeSpec(checkpoint=0)

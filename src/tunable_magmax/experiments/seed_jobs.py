@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.evaluation.choosing import title_of
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import draw_environments
@@ -227,7 +226,7 @@ class _Seed:
             return EnvironmentScore(**about, right=int((answers == trained.rest(environment).labels).sum()))
         if row.base == "tailor":
             made = bench.tailored(str(row.preference), row.head, row.kept)
-            about["chosen"] = title_of(trained.bench, made.spec)
+            about["chosen"] = made.spec.title(trained.bench.run.labels)
             spec = made.spec
             if made.head is not None:
                 head, about["head"] = made.head.linear, made.head.kind
@@ -239,7 +238,7 @@ class _Seed:
             trained, spec = self._bench.joint, MergeSpec(checkpoint=1)
         else:
             spec = self._spec(row, bench)
-            about |= {"chosen": title_of(trained.bench, spec)} if row.base == "single-best" else {}
+            about |= {"chosen": spec.title(trained.bench.run.labels)} if row.base == "single-best" else {}
         if row.base != "tailor" and row.head != "old":
             head = bench.head(trained, spec, row.head, str(row.site))
         rest = trained.rest(environment)

@@ -207,7 +207,7 @@ def compare(
             fitted = bench.fit(spec, material.all)
             kind: HeadKind = "old" if fitted.kind == "old" else "fitted"
             right = _right(bench.logits(spec, samples, fitted.linear), samples)
-            models.append((model_title(run, spec), kind, spec, right))
+            models.append((spec.title(run.labels), kind, spec, right))
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
@@ -247,14 +247,6 @@ def _candidates(run: Run, weights: Sequence[float]) -> list[MergeSpec]:
         MergeSpec("tsv", 1.0, shares),
         *(MergeSpec("tunable_magmax", scale, shares) for scale in SCALES),
     ]
-
-
-def model_title(run: Run, spec: MergeSpec) -> str:
-    """Returns what a model of a run is called in a table: "base", "last", "task NAME", or method and scale."""
-    if spec.checkpoint is None:
-        scale = spec.scale if isinstance(spec.scale, str) else f"{spec.scale:g}"
-        return f"{spec.method} {scale}"
-    return ["base", *(f"task {name}" for name in run.labels[:-1]), "last"][spec.checkpoint]
 
 
 def _right(logits: NDArray[np.float64], data: BenchData) -> Bools:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import platform
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,17 +23,20 @@ from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
-from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
+from tunable_magmax.models.prepared import embed_prepared, prepare
 from tunable_magmax.models.pretrained import first_line, put_companions, quiet
 from tunable_magmax.models.profiling import profile_task
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
+from tunable_magmax.version import __version__
 
 if TYPE_CHECKING:
     from tunable_magmax.models.prepared import Batch
 
+Save: TypeAlias = Callable[[Path], None]
+"""Writes the checkpoint of a task."""
 MEAN_SAMPLES = 200
 """Samples of each class for class means; more would hardly move them."""
 
@@ -70,103 +73,79 @@ def train_sequence(
         finished = len(run.tasks)
         base, head = _base_and_head(config, run, benchmark, device, progress)
         run.check_setup(_setup(config, base, head, benchmark))
-        if finished < len(tasks):
-            sequence: _Sequence = (
-                _NewClassifiers(config, run, benchmark, base)
-                if head is None
-                else _FrozenHead(config, run, benchmark, base, head)
-            )
-            for t in range(finished, len(tasks)):
-                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, progress=progress), progress)
+        for t in range(finished, len(tasks)):
+            _train(t, config, run, benchmark, base, head, progress)
         facts = [task.training for task in run.record.tasks if task.training is not None]
         results = tuple(TaskResult(**each) for each in facts)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
 
 
-class _Sequence(ABC):
-    """Trains task after task, each from where the one before ended."""
+def _train(
+    t: int,
+    config: TrainConfig,
+    run: Run,
+    benchmark: Benchmark,
+    base: Encoder,
+    head: Head | None,
+    progress: Progress | None,
+) -> None:
+    """Trains task t (from 0) from where the one before ended, and enters it into the run when it is complete."""
+    task, count, seed = benchmark.tasks[t], len(benchmark.tasks), config.seed
+    steps = [config.train.task_steps(len(each.train)) for each in benchmark.tasks]
+    names = [benchmark.classes[k] for k in task.classes]
 
-    def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder) -> None:
-        self.config, self.run, self.benchmark, self.base = config, run, benchmark, base
-        self.steps = [config.train.task_steps(len(task.train)) for task in benchmark.tasks]
+    def report(done: int) -> None:
+        if progress is not None:
+            progress("train", sum(steps[:t]) + done, sum(steps))
 
-    @abstractmethod
-    def learner(self, t: int) -> Learner:
-        """Returns what learns task t (from 0)."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Writes the checkpoint."""
-
-    def train(self, t: int, inputs: Prepared, progress: Progress | None) -> None:
-        """Trains task t, and enters it into the run when it is complete: run.json last, which says what is finished."""
-        config, run, task, count = self.config, self.run, self.benchmark.tasks[t], len(self.benchmark.tasks)
-
-        def report(done: int) -> None:
-            if progress is not None:
-                progress("train", sum(self.steps[:t]) + done, sum(self.steps))
-
-        position = torch.full((len(self.benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
-        position[list(task.classes)] = torch.arange(len(task.classes), device=inputs.device)
-        assert inputs.labels is not None
-        targets, seed = position[inputs.labels], config.seed
-        result = train_task(self.learner(t), inputs, targets, config.train, seed=seed, task=t, report=report)
-        checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
-        self.save(checkpoint)
-        result = replace(result, seconds=round(result.seconds, 3))
-        samples = self.benchmark.train.subset(inputs.positions)  # those that can be read
-        held = self.benchmark.train.subset(task.held) if task.held else None
-        encoder = load_encoder(checkpoint, str(self.base.device), assets=run.base)
-        kept = profile_task(run, task.name, encoder, self.base, samples, held, keep=config.keep, seed=config.seed)
-        names = [self.benchmark.classes[k] for k in task.classes]
-        run.enter(task.name, checkpoint, names, profiled=True, kept=kept, training=asdict(result))
-        run.save()
-
-
-class _FrozenHead(_Sequence):
-    """Trains one encoder against the rows of a frozen head that belong to the task."""
-
-    def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, head: Head) -> None:
-        super().__init__(config, run, benchmark, base)
-        self.encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
-        self.parameters = [parameter for _, parameter in trainable(self.encoder, config.train.freeze)]
-        self.weight = torch.from_numpy(head.weight).to(base.device)
-
-    def learner(self, t: int) -> Learner:
-        rows = self.weight[list(self.benchmark.tasks[t].classes)]
-        score = lambda pooled: normalize(pooled, dim=1) @ rows.T  # noqa: E731
-        return Learner(self.encoder.module, self.parameters, self.encoder.pool, score)
-
-    def save(self, folder: Path) -> None:
-        save_encoder(self.encoder, folder)
+    inputs = prepare(base, benchmark.train, task.train, progress=progress)
+    position = torch.full((len(benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
+    position[list(task.classes)] = torch.arange(len(names), device=inputs.device)
+    assert inputs.labels is not None
+    if head is None:
+        learner, save = _with_new_classifier(run, base, names, derived_seed(seed, "classifier", t))
+    else:
+        rows = torch.from_numpy(head.weight).to(base.device)[list(task.classes)]
+        learner, save = _with_frozen_head(run, base, rows, config.train.freeze)
+    result = train_task(learner, inputs, position[inputs.labels], config.train, seed=seed, task=t, report=report)
+    checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
+    save(checkpoint)
+    result = replace(result, seconds=round(result.seconds, 3))
+    samples = benchmark.train.subset(inputs.positions)  # those that can be read
+    held = benchmark.train.subset(task.held) if task.held else None
+    encoder = load_encoder(checkpoint, str(base.device), assets=run.base)
+    kept = profile_task(run, task.name, encoder, base, samples, held, keep=config.keep, seed=seed)
+    run.enter(task.name, checkpoint, names, profiled=True, kept=kept, training=asdict(result))
+    run.save()  # last: run.json says what is finished
 
 
-class _NewClassifiers(_Sequence):
-    """Trains classifiers of transformers: the encoder of the task before, and a new classifier for each task."""
+def _with_frozen_head(run: Run, base: Encoder, rows: Tensor, freeze: Sequence[str]) -> tuple[Learner, Save]:
+    """Returns the encoder of the task before, trained against rows of a head, and what saves it."""
+    encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
+    parameters = [parameter for _, parameter in trainable(encoder, freeze)]
 
-    def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder) -> None:
-        super().__init__(config, run, benchmark, base)
-        self.inner = _read_classifier(base, run.tasks[-1]) if run.tasks else base.module.state_dict()
-        self.module: Any = None
+    def score(pooled: Tensor) -> Tensor:
+        return normalize(pooled, dim=1) @ rows.T
 
-    def learner(self, t: int) -> Learner:
-        classes = [self.benchmark.classes[k] for k in self.benchmark.tasks[t].classes]
-        self.module = _new_classifier(self.base, self.inner, classes, derived_seed(self.config.seed, "classifier", t))
-        self.inner = self.module.base_model.state_dict()  # the same memory: after training, what the next begins with
-        return Learner(self.module, [*self.module.parameters()], self._logits, torch.Tensor.float)
+    return Learner(encoder.module, parameters, encoder.pool, score), lambda folder: save_encoder(encoder, folder)
 
-    def _logits(self, batch: Batch) -> Tensor:
+
+def _with_new_classifier(run: Run, base: Encoder, classes: Sequence[str], seed: int) -> tuple[Learner, Save]:
+    """Returns a new classifier of transformers on the encoder of the task before, and what saves it."""
+    module = _new_classifier(base, _read_inner(base, run.tasks[-1] if run.tasks else None), classes, seed)
+
+    def logits(batch: Batch) -> Tensor:
         inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
-        logits: Tensor = self.module(**inputs).logits
-        return logits
+        found: Tensor = module(**inputs).logits
+        return found
 
-    def save(self, folder: Path) -> None:
-        def fill(place: Path) -> None:
-            with quiet():
-                self.module.save_pretrained(place, max_shard_size="1000GB")
-                put_companions(self.base.folders, self.base.image_processor, self.base.tokenizer, place)
+    def fill(place: Path) -> None:
+        with quiet():
+            module.save_pretrained(place, max_shard_size="1000GB")
+            put_companions(base.folders, base.image_processor, base.tokenizer, place)
 
-        write_folder(folder, fill)
+    learner = Learner(module, [*module.parameters()], logits, torch.Tensor.float)
+    return learner, lambda folder: write_folder(folder, fill)
 
 
 # -- base and head -----------------------------------------------------------------------------------------------------
@@ -263,11 +242,7 @@ def _mean_head(encoder: Encoder, benchmark: Benchmark, seed: int, progress: Prog
 
 def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
     """Returns what the run depends on: versions, seed, digests, and the facts of the data."""
-    import platform
-
     import transformers
-
-    from tunable_magmax.version import __version__
 
     versions = {
         "tunable_magmax": __version__,
@@ -311,10 +286,12 @@ def _new_classifier(base: Encoder, inner: Mapping[str, Tensor], classes: Sequenc
     return module.to(base.device)
 
 
-def _read_classifier(base: Encoder, path: Path) -> dict[str, Tensor]:
-    """Returns the encoder's tensors in a classifier that `_new_classifier` made and that was saved."""
+def _read_inner(base: Encoder, classifier: Path | None) -> dict[str, Tensor]:
+    """Returns the encoder's tensors in a saved classifier, or the base's."""
+    if classifier is None:
+        return base.module.state_dict()
     with quiet():
-        module: Any = _auto_class(base).from_pretrained(path, local_files_only=True)
+        module: Any = _auto_class(base).from_pretrained(classifier, local_files_only=True)
     tensors: dict[str, Tensor] = module.base_model.state_dict()
     return tensors
 

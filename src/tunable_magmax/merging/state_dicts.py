@@ -96,8 +96,7 @@ def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | 
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
-    start, given, names = _tensors(base), *_named(tasks)
-    ends = [_tensors(task) for task in given]
+    start, ends, names = _opened(base, tasks)
     read = read_options(len(ends), **by_task(options, names))
     layout, labels = _layout_of([start, *ends], read, unused_options(read))
     with torch.no_grad(), merge_in_memory(layout, start, ends, read, labels, threads) as merge:
@@ -114,14 +113,11 @@ def _module(source: StateDict | Module) -> Module | None:
     return source if isinstance(source, Module) else None
 
 
-def _named(tasks: Tasks) -> tuple[list[StateDict | Module], tuple[str, ...] | None]:
+def _opened(base: StateDict | Module, tasks: Tasks) -> tuple[StateDict, list[StateDict], tuple[str, ...] | None]:
+    """Returns the tensors of base and tasks by name, those of modules too, and the tasks' names."""
     given, names = named_tasks(tasks)
-    return given, None if names is None else tuple(names)
-
-
-def _tensors(source: StateDict | Module) -> StateDict:
-    """Returns the tensors of a module by name; a dict of tensors stays as it is."""
-    return source.state_dict() if isinstance(source, Module) else source
+    start, *ends = (source.state_dict() if isinstance(source, Module) else source for source in (base, *given))
+    return start, ends, names
 
 
 def _layout_of(sources: Sequence[StateDict], options: Options, notes: Iterable[str] = ()) -> tuple[Layout, list[str]]:
@@ -235,8 +231,7 @@ class MergeSession:
         exclude: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        start, given, self._names = _tensors(base), *_named(tasks)
-        ends = [_tensors(task) for task in given]
+        start, ends, self._names = _opened(base, tasks)
         self._module = _module(base)
         self._base, self._tasks = start, ends
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}

@@ -169,14 +169,6 @@ def test_models_and_preferences_stay_in_the_output_folder(page, name):
     assert page.ask("DELETE", f"/api/models/{quote(str(name), safe='')}").status_code in (404, 405, 409)
 
 
-def test_links_in_the_output_folder_lead_nowhere(page, tmp_path):
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret/tmx-report.json").write_text("{}")
-    (page.studio.out / "linked").symlink_to(tmp_path / "secret")
-    assert "linked" not in [model["name"] for model in page.get("/api/state")["models"]]
-    (page.studio.out / "linked").unlink()
-
-
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff", b"[" * 100_000, b"null"])
 def test_what_is_not_an_object_is_refused(page, body):
     assert page.client.post("/api/measure", content=body).status_code == 400

@@ -119,8 +119,8 @@ def test_the_latest_request_wins(page):
     ("point", "words"),
     [
         ({"weights": [1]}, "1 weights for 2 tasks"),
-        ({"weights": [0, 0]}, "all weights are 0"),
-        ({"weights": [1, -1]}, "must be a finite number >= 0"),
+        ({"weights": [0, 0]}, "all weights are zero"),
+        ({"weights": [1, -1]}, "weight 2 is negative"),
         ({"weights": [1, 1], "scale": -1}, "from 0 to 100"),
         ({"weights": [1, 1], "scale": "long"}, "scale"),
         ({"weights": [1, 1], "method": "../ties"}, "unknown method"),
@@ -276,7 +276,7 @@ def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path,
     point = studio.measure_now(asked)
     studio.writer.write("mine", studio.setting(asked))
     studio.writer._thread.join()
-    assert [model.state for model in studio.writer.models()] == ["done"]
+    assert [model.state for model in studio.writer.models.values()] == ["done"]
     made = evaluate(tmp_path / "out/mine", test, run=tmp_path, reading=Reading(device="cpu"))
     assert point["overall"]["right"] == made.accuracy.overall.right
     assert point["head"] == ("fitted" if kept else "old")

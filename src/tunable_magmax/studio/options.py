@@ -32,8 +32,6 @@ class StudioOptions:
     """Listen on this port. Default: any that is free."""
     no_browser: bool = False
     """Print the address, and open no browser."""
-    seed: int = 0
-    """The seed of the merges."""
     device: str | None = None
     """The device for encoders. Default: the GPU if there is one."""
 

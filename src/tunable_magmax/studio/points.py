@@ -97,12 +97,10 @@ class Setting:
         """The file that the preference is in."""
         return None if self.preset is None else self.preset.file
 
-    def command(self, run: Path, out: Path, seed: int) -> str:
+    def command(self, run: Path, out: Path) -> str:
         """Returns the command that makes the model, with the same merged bytes. Weights read back exactly."""
         scale = self.scale if isinstance(self.scale, str) else f"{self.scale!r}"
         how = ["--method", self.method, "--scale", scale]
-        if "seed" in METHODS[self.method].reads:
-            how += ["--seed", str(seed)]
         numbers = ",".join(f"{weight!r}" for weight in self.preference.weights)
         known = ["--weights", numbers] if self.file is None else ["--preference", str(self.file)]
         return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])

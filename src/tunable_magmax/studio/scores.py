@@ -118,10 +118,10 @@ class Scores:
     scores.point(Setting(preference), data, preference.weights).overall.accuracy
     """
 
-    def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
+    def __init__(self, run: Run, device: str | None = None, progress: Progress | None = None) -> None:
         used = find_head(run.base, None, run)
         self.run = run
-        self.bench = Bench(run, head=used.frozen, seed=seed, device=device, progress=progress)
+        self.bench = Bench(run, head=used.frozen, device=device, progress=progress)
         self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else used.head
         kept = KeptSamples.open(self.bench) if self.bench.views else None
         alike = np.full(len(self.bench.classes), 1 / len(self.bench.classes))

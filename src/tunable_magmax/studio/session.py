@@ -52,7 +52,7 @@ class Studio:
         self.site: SiteSamples | None = None
         self.presets = {preset.id: preset for preset in usual_presets(self.run)}
         self.warnings: list[str] = []
-        self.writer = Writer(self.run, self.out, self.options.seed, self.events)
+        self.writer = Writer(self.run, self.out, self.events)
         self.lines = {"done": 0, "total": 0}
         self.reading = self.options.samples_given is not None
         """Whether samples that were given at the start are still to be estimated."""
@@ -93,7 +93,7 @@ class Studio:
 
     def _open_samples(self) -> Iterator[None]:
         options, progress = self.options, self._progress("opening")
-        self._scores = Scores(self.run, seed=options.seed, device=options.device, progress=progress)
+        self._scores = Scores(self.run, options.device, progress)
         yield
         if options.data is not None:
             self._open_data("given", options.data)
@@ -190,7 +190,7 @@ class Studio:
             "lines": {"ready": bool(self.data) and all(map(self.scores.has_lines, self.data.values())), **self.lines},
             "reading": self.reading,
             "samples": None if self.site is None else self.site.to_dict(),
-            "models": [model.to_dict() for model in self.writer.models()],
+            "models": [model.to_dict() for model in self.writer.models.values()],
             "limits": {"files": FILES, "suffixes": sorted(SUFFIXES)},
             "writing": self.writer.writing,
             "warnings": list(dict.fromkeys(self.warnings)),
@@ -237,7 +237,7 @@ class Studio:
 
     def command(self, name: str, setting: Setting) -> str:
         """Returns the command that makes the model of a point, as OUT/name."""
-        return setting.command(self.run.path, self.out / checked_name(name, RESERVED), self.options.seed)
+        return setting.command(self.run.path, self.out / checked_name(name, RESERVED))
 
     # -- samples -----------------------------------------------------------------------------------------------------
 

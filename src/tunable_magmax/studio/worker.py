@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 from tunable_magmax.errors import TmxError
 from tunable_magmax.studio.guard import Refused, error_body
 
-STREAMS = 16
-"""Pages that may listen at a time."""
 WAITING = 256
 """Events that wait for a page which does not read; then it is dropped, and gets the state when it comes back."""
 KEEP_ALIVE = 15.0
@@ -70,8 +68,8 @@ class Events:
         """Returns the stream of events for one page, as server-sent events."""
         queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
         with self._lock:
-            if self._closed or len(self._queues) >= STREAMS:
-                raise Refused(409, "too many pages listen to this studio: close some of them")
+            if self._closed:
+                raise Refused(409, "the studio closes")
             self._queues[queue] = asyncio.get_running_loop()
         return self._stream(queue)
 

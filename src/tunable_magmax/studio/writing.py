@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused, error_body
@@ -18,7 +17,6 @@ from tunable_magmax.studio.points import Setting
 from tunable_magmax.studio.worker import Events, Stopped
 from tunable_magmax.workflows.options import SiteSources, TailorOptions
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailored import read_record
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples",)
@@ -62,9 +60,9 @@ class Writer:
 
     run: Run
     out: Path
-    seed: int
     events: Events
-    _models: dict[str, Model] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    """Those that were tried in this session."""
     _thread: threading.Thread | None = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,17 +70,7 @@ class Writer:
     @property
     def writing(self) -> str | None:
         """The name of the model that is being written."""
-        return next((model.name for model in self._models.values() if model.state == "writing"), None)
-
-    def models(self) -> list[Model]:
-        """Returns the models of the output folder, and those that were tried in this session."""
-        found = dict(self._models)
-        for folder in sorted(self.out.iterdir()) if self.out.is_dir() else []:
-            if NAME.fullmatch(folder.name) and (folder / REPORT).is_file() and not folder.is_symlink():
-                known = found.get(folder.name)
-                if known is None or known.state not in ("writing", "done"):
-                    found[folder.name] = _written(folder)
-        return list(found.values())
+        return next((model.name for model in self.models.values() if model.state == "writing"), None)
 
     def write(self, asked: Any, setting: Setting) -> str:
         """Begins to write the model of a point as OUT/name; returns the name."""
@@ -93,14 +81,14 @@ class Writer:
             if (self.out / name).exists():
                 raise Refused(409, f"there is a {name!r} already in {self.out}: choose another name")
             self._cancelled.clear()
-            self._models[name] = Model(name, self.out / name, "writing")
+            self.models[name] = Model(name, self.out / name, "writing")
             self._thread = threading.Thread(target=self._write, args=(name, setting), name="writer")
         self._thread.start()
         return name
 
     def cancel(self, name: str) -> None:
         """Cancels the writing of a model, and waits until nothing is left of it."""
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None or model.state != "writing":
             raise Refused(409, f"{shortened(name)!r} is not being written, so there is nothing to cancel")
         self.stop()
@@ -122,7 +110,7 @@ class Writer:
             now = time.monotonic()
             if now - last > 0.1 or done == total:
                 last = now
-                self._publish(replace(self._models[name], phase=phase, done=done, total=total))
+                self._publish(replace(self.models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, setting.file is not None
         # As the shown command does it: by the file of a preset, or by weights.
@@ -133,20 +121,19 @@ class Writer:
             preference=setting.preference if by_file else None,
             method=setting.method,
             scale=scale,
-            seed=self.seed,
         )
         try:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
-            tailor(self.run, options, progress)
-            self._publish(_written(out))
+            record = tailor(self.run, options, progress).record
+            self._publish(Model(name, out, "done", warnings=record.warnings, expected=record.expected))
         except Stopped:
             self._publish(Model(name, out, "cancelled"))
         except Exception as error:
             self._publish(Model(name, out, "failed", error=error_body(error)["error"]))
 
     def _publish(self, model: Model) -> None:
-        self._models[model.name] = model
+        self.models[model.name] = model
         self.events.publish("model", model.to_dict())
 
     def save_preference(self, name: Any, setting: Setting) -> dict[str, Any]:
@@ -158,12 +145,3 @@ class Writer:
         scale = setting.scale if isinstance(setting.scale, float) and setting.scale > 0 else None
         replace(setting.preference, scale=scale).save(file)
         return {"file": file.name, "path": str(file)}
-
-
-def _written(folder: Path) -> Model:
-    """Returns a model that is complete, with what its record says, if it was tailored."""
-    try:
-        record = read_record(folder)
-    except (InputError, OSError):  # merged by another command
-        return Model(folder.name, folder, "done")
-    return Model(folder.name, folder, "done", warnings=record.warnings, expected=record.expected)

@@ -141,10 +141,10 @@ def test_overwriting(tmp_path: Path, name: str) -> None:
 def test_sidecars(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"z" * 3_000_000)
     with Output(tmp_path / "out") as output:
-        assert output.copy_file("b", tmp_path / "source") == hashlib.sha256(b"z" * 3_000_000).hexdigest()
+        assert output.write_file("b", tmp_path / "source") == hashlib.sha256(b"z" * 3_000_000).hexdigest()
         assert output.write_file("2_Pooling/config.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
         with pytest.raises(StorageError, match="nowhere"):
-            output.copy_file("c", tmp_path / "nowhere")
+            output.write_file("c", tmp_path / "nowhere")
         with pytest.raises(ExactnessError):
             output.commit()  # without a shard
         output.write_shard(ONE, [data(ONE)])

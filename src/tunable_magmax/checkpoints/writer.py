@@ -40,17 +40,12 @@ def is_one_file(out: Path) -> bool:
     >>> is_one_file(Path("merged.safetensors")), is_one_file(Path("merged-0.5"))
     (True, False)
     """
-    if looks_like_torch(out):
+    if out.suffix.lower() in _TORCH_SUFFIXES:  # whoever gives such a name would be surprised by a directory
         raise InputError(
             f"{out} looks like a torch file, but an output is a directory, or one file if its name ends in "
             f".safetensors: give -o {out.with_suffix('.safetensors')} or -o {out.with_suffix('')}"
         )
     return out.name.endswith(".safetensors")
-
-
-def looks_like_torch(out: Path) -> bool:
-    """Whether somebody who gives this name expects a torch file, and would be surprised by a directory."""
-    return out.suffix.lower() in _TORCH_SUFFIXES
 
 
 class Output:
@@ -154,19 +149,13 @@ class Output:
             path.replace(self.folder / shard.name)
         self._shards[shard.name] = sha256
 
-    def write_file(self, name: str, data: bytes) -> str:
+    def write_file(self, name: str, content: bytes | Path) -> str:
         """Puts a file beside the shards (beside a single output file as `<stem>.<name>`) and returns its sha256.
 
-        In a directory, `folder/file` is a name as well.
+        `content`: bytes, or the path of a file to be copied. In a directory, `folder/file` is a name as well.
         """
         self.check_sidecar(name)
-        self._sidecars[name] = self._store(name, [data])
-        return self._sidecars[name]
-
-    def copy_file(self, name: str, source: Path) -> str:
-        """Like `write_file`, with the content of another file."""
-        self.check_sidecar(name)
-        self._sidecars[name] = self._store(name, _content(source))
+        self._sidecars[name] = self._store(name, _blocks(content) if isinstance(content, Path) else [content])
         return self._sidecars[name]
 
     def scratch(self, name: str) -> Path:
@@ -289,7 +278,7 @@ def _exactly(shard: Shard, chunks: Iterable[memoryview | bytes]) -> Iterator[mem
         raise ExactnessError(f"{shard.name}: {made} bytes of data were made, but its tensors have {shard.data_size}")
 
 
-def _content(source: Path) -> Iterator[bytes]:
+def _blocks(source: Path) -> Iterator[bytes]:
     try:
         with open(source, "rb") as file:
             while block := file.read(_BLOCK):

@@ -217,7 +217,7 @@ def write_sidecars(
             mixed, loaded = ", ".join(FLOATS[dtype] for dtype in types), FLOATS[types[0]]
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
             report = replace(report, warnings=(*report.warnings, text))
-        digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
+        digests[name] = output.write_file(name, path if changed is None else changed)
     name = base_name(inputs.paths[0])
     config = effective_config(report, name)
     note = "# Models are named here, not located: the log beside this directory says where they were.\n"

@@ -99,7 +99,7 @@ def convert_checkpoint(
             checkpoint.refuse_changed()
             for name, path in companions:
                 changed = changed_companion(name, path)
-                files[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
+                files[name] = output.write_file(name, path if changed is None else changed)
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
     lacking = None if single or MODEL_CONFIG in files else missing_config_note(source, target, "convert")

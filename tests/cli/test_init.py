@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 
+import builtin_run
 from models import tiny
 
 from tunable_magmax.runs.profile import Profile
@@ -105,89 +106,61 @@ def test_data_is_added_to_a_run(tmx, trained):
     assert Profile.load("run/profiles/bank.safetensors").classes == ("bank-0", "bank-1")
 
 
-FILLERS = ("my", "my my", "my my my")
-LABELLED = {"pets": ("cat", "dog"), "tools": ("saw", "nail", "file")}
-
-
 @pytest.fixture
 def classifiers(tmp_path, monkeypatch):
-    """Makes a base and two tasks with classifiers that have learned their words; `generic` ones have no names."""
-    import torch
-    import transformers
+    """A base and two tasks with classifiers that have learned their words, and data with these as labels."""
+    monkeypatch.chdir(builtin_run.build_builtin(tmp_path))
+    Path("run.json").unlink()
+    return ["--base", "base", "--task", "pets", "--task", "tools"]
 
-    monkeypatch.chdir(tmp_path)
-    words = {"cat": "hello", "dog": "good", "saw": "pay", "nail": "card", "file": "bill"}
 
-    def make(generic=False, swapped=False, labelled=LABELLED):
-        tiny.save(tiny.build("bert"), tmp_path / "base")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
-        for task, labels in labelled.items():
-            named = (
-                {}
-                if generic
-                else {"id2label": dict(enumerate(labels)), "label2id": {n: k for k, n in enumerate(labels)}}
-            )
-            torch.manual_seed(1)
-            model = transformers.BertForSequenceClassification.from_pretrained(
-                tmp_path / "base", num_labels=len(labels), **named
-            )
-            order = sorted(labels, reverse=swapped)
-            texts = [f"{filler} {words[label]}" for label in order for filler in FILLERS]
-            targets = torch.arange(len(labels)).repeat_interleave(len(FILLERS))
-            inputs = tokenizer(texts, return_tensors="pt", padding=True)
-            with torch.no_grad():
-                pooled = model.double().bert(**inputs).pooler_output
-                wanted = torch.nn.functional.one_hot(targets).double()
-                bias = wanted.mean(dim=0)
-                model.classifier.weight.copy_(torch.linalg.lstsq(pooled, wanted - bias).solution.T)
-                model.classifier.bias.copy_(bias)
-            model.float()
-            assert (model(**inputs).logits.argmax(dim=1) == targets).all()
-            model.save_pretrained(tmp_path / task)
-            rows = [f"{filler} {words[label]},{label}" for label in labels for filler in FILLERS]
-            (tmp_path / f"{task}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-        return ["--base", "base", "--task", "pets", "--task", "tools"]
+def take_names_away():
+    for name in builtin_run.TASKS:
+        config = json.loads(Path(name, "config.json").read_text())
+        config["id2label"] = {k: f"LABEL_{k}" for k in config["id2label"]}
+        Path(name, "config.json").write_text(json.dumps(config))
 
-    return make
+
+def write_data(name, labels):
+    """Writes texts of words that the classifiers know, with these labels."""
+    rows = [f"a {word} the,{label}" for word, label in labels.items() for _ in range(4)]
+    Path(f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
 
 def test_swapped_data_is_refused_before_anything_is_written(tmx, classifiers):
-    words = classifiers()
-    swapped = tmx("init", "run", *words, "--data", "pets=tools.csv", "--data", "tools=pets.csv")
+    swapped = tmx("init", "run", *classifiers, "--data", "pets=tools.csv", "--data", "tools=pets.csv")
     assert swapped.code == 2
     assert "'nail'" in swapped.err
     assert not Path("run").exists()
-    assert tmx("init", "run", *words, "--data", "pets=pets.csv", "--data", "tools=tools.csv").code == 0
+    assert tmx("init", "run", *classifiers, "--data", "pets=pets.csv", "--data", "tools=tools.csv").code == 0
     assert Run.open("run").kept[1].classes == ("file", "nail", "saw")
 
 
 def test_classifiers_without_names_are_believed_where_they_predict_the_order(tmx, classifiers):
-    words = [*classifiers(generic=True), "--data", "pets=pets.csv", "--data", "tools=tools.csv"]
-    made = tmx("init", "run", *words, "--json")
+    take_names_away()
+    write_data("pets", {"cat": "cat", "dog": "dog"})
+    made = tmx("init", "run", *classifiers, "--data", "pets=pets.csv", "--json")
     assert made.code == 0, made.err
-    assert Run.open("run").kept[1].classes == (
-        "tools/LABEL_0",
-        "tools/LABEL_1",
-        "tools/LABEL_2",
-    )  # what the merge calls them
-    assert any("'nail' is LABEL_1" in note for note in json.loads(made.out)["notes"])
+    assert Run.open("run").kept[0].classes == ("pets/LABEL_0", "pets/LABEL_1")  # what the merge calls them
+    assert any("'dog' is LABEL_1" in note for note in json.loads(made.out)["notes"])
 
 
-@pytest.mark.parametrize("more", ["", "hello my,owl\n"])
-def test_classifiers_without_names_are_not_guessed(tmx, classifiers, more):
-    words = classifiers(generic=True, swapped=not more)
-    with open("tools.csv", "a") as file:
-        file.write(more)
-    refused = tmx("init", "run", *words, "--data", "tools=tools.csv")
+@pytest.mark.parametrize("labels", [{"cat": "b", "dog": "a"}, {"cat": "cat", "dog": "dog", "the": "owl"}])
+def test_classifiers_without_names_are_not_guessed(tmx, classifiers, labels):
+    take_names_away()
+    write_data("pets", labels)
+    refused = tmx("init", "run", *classifiers, "--data", "pets=pets.csv")
     assert (refused.code, "id2label" in refused.err) == (2, True)
     assert not Path("run").exists()
 
 
 def test_unrelated_classifiers_without_names_are_not_one(tmx, classifiers):
     """A merge would take the two rows of either for the same two classes."""
-    words = classifiers(generic=True, labelled={"pets": ("cat", "dog"), "tools": ("nail", "saw")})
+    take_names_away()
+    shutil.copytree("pets", "tools", dirs_exist_ok=True)
+    write_data("tools", {"cat": "nail", "dog": "saw"})
     for data in (["pets=pets.csv"], ["pets=pets.csv", "tools=tools.csv"]):
-        refused = tmx("init", "run", *words, *(part for text in data for part in ("--data", text)))
+        refused = tmx("init", "run", *classifiers, *(part for text in data for part in ("--data", text)))
         assert (refused.code, "id2label" in refused.err) == (2, True)
         assert not Path("run").exists()
 

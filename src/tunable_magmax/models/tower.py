@@ -79,7 +79,11 @@ def save_encoder(encoder: Encoder, path: str | Path) -> None:
     out = Path(path)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another place, or remove it first")
-    module: Any = encoder.module
+    save_module(encoder.module, encoder, out)
+
+
+def save_module(module: Any, encoder: Encoder, path: Path) -> None:
+    """Writes a model of transformers with what prepares the inputs of an encoder: completely or not at all."""
 
     def fill(folder: Path) -> None:
         with quiet():
@@ -87,4 +91,4 @@ def save_encoder(encoder: Encoder, path: str | Path) -> None:
             module.save_pretrained(folder, max_shard_size="1000GB")
             put_companions(encoder.folders, encoder.image_processor, encoder.tokenizer, folder)
 
-    write_folder(out, fill)
+    write_folder(path, fill)

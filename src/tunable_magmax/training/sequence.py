@@ -19,14 +19,14 @@ from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.data_sets import imported
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, write_folder
+from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.pretrained import first_line, put_companions, quiet
+from tunable_magmax.models.pretrained import first_line, quiet
 from tunable_magmax.models.profiling import profile_task
-from tunable_magmax.models.tower import image_tower, save_encoder, trainable
+from tunable_magmax.models.tower import image_tower, save_encoder, save_module, trainable
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
@@ -139,13 +139,8 @@ def _with_new_classifier(run: Run, base: Encoder, classes: Sequence[str], seed: 
         found: Tensor = module(**inputs).logits
         return found
 
-    def fill(place: Path) -> None:
-        with quiet():
-            module.save_pretrained(place, max_shard_size="1000GB")
-            put_companions(base.folders, base.image_processor, base.tokenizer, place)
-
     learner = Learner(module, [*module.parameters()], logits, torch.Tensor.float)
-    return learner, lambda folder: write_folder(folder, fill)
+    return learner, lambda folder: save_module(module, base, folder)
 
 
 # -- base and head -----------------------------------------------------------------------------------------------------

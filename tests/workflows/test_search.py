@@ -16,7 +16,7 @@ import builtin_run
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading, SiteSources
-from tunable_magmax.workflows.prefer import PATIENCE, search, search_preference
+from tunable_magmax.workflows.prefer import search_preference
 from tunable_magmax.workflows.site import Site
 
 
@@ -96,33 +96,3 @@ def test_a_run_in_which_nothing_changed(image_run, tmp_path):
     run = changed(Run.open(image_run.path), checkpoint="base")
     with pytest.raises(InputError, match="no task changed anything"):
         found_for(run, image_run.pairs(tmp_path / "site", {"red": 1}))
-
-
-# -- the search itself ------------------------------------------------------------------------------------------------
-
-
-def peak(weights):
-    """Best at weights (0.7, 0.3, 0)."""
-    return -sum((w - p) ** 2 for w, p in zip(weights, (0.7, 0.3, 0.0), strict=True))
-
-
-def test_starts_come_first():
-    found = search(peak, [(1, 1, 1), (0.7, 0.3, 0), (1, 0, 1)], trials=4, seed=1)
-    assert [weights for _, weights in found[:3]] == [
-        pytest.approx((1 / 3,) * 3),
-        pytest.approx((0.7, 0.3, 0)),
-        pytest.approx((0.5, 0, 0.5)),
-    ]
-    assert max(found) == found[1]
-
-
-def test_a_search_gets_better():
-    told = []
-    found = search(peak, [(1, 1, 1)], trials=120, progress=lambda *given: told.append(given))
-    assert max(found)[0] > found[0][0] + 0.05
-    assert all(sum(weights) == pytest.approx(1) for _, weights in found)
-    assert told == [("searching", k, 120) for k in range(1, len(found) + 1)]
-
-
-def test_it_ends_after_some_trials_that_get_no_better():
-    assert len(search(lambda weights: 1.0, [(1, 1), (1, 0), (0, 1)])) == 3 + PATIENCE

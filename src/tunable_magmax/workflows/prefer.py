@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.budget import in_order
+from tunable_magmax.merging.budget import in_order, read_weights
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
@@ -27,11 +26,8 @@ NEEDS = {"label": "labels", "search": "labelled", **dict.fromkeys(("probe", *PAP
 """The samples that a method needs; auto takes what there is."""
 OOD = 0.2
 """About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance."""
-PATIENCE = 10
-"""Trials without a better one after which a search ends."""
 LEAST_COUNT = 0.02
 """What a class without a sample counts among the shares."""
-Weights: TypeAlias = tuple[float, ...]
 
 
 def prefer(
@@ -103,13 +99,8 @@ def by_hand(sources: SiteSources, run: Run) -> Preference | None:
         return Preference.from_alpha(sources.alpha, tasks)
     if sources.weights is None:
         return Preference.equal(tasks) if sources.equal else None
-    weights = in_order(sources.weights, run.labels)
-    if len(weights) != tasks:
-        raise InputError(
-            f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
-            f"that do not matter; or by name, as {run.labels[0]}=3"
-        )
-    return Preference.from_weights(weights)
+    weights = read_weights(in_order(sources.weights, run.labels), tasks)
+    return Preference.from_weights(list(map(float, weights or ())))
 
 
 # -- from samples -----------------------------------------------------------------------------------------------------
@@ -189,8 +180,9 @@ def search_preference(site: Site, trials: int, bench: Bench | None = None) -> Pr
     they are in memory already.
     """
     from tunable_magmax.evaluation.labelled import label_samples
+    from tunable_magmax.preference.search import Weights, require_optuna, search
 
-    _optuna()  # which lacks before anything is read
+    require_optuna()  # before anything is read
     run, tables = site.run, site.run.label_tables
     opened = Bench(run, device=site.reading.device, progress=site.progress) if bench is None else nullcontext(bench)
     accuracies: dict[Weights, float] = {}
@@ -221,43 +213,3 @@ def search_preference(site: Site, trials: int, bench: Bench | None = None) -> Pr
     record: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[weights], "log_loss": -value}
     record |= {"trials": len(made), "seed": site.seed, "starts": begun}
     return Preference(weights, "search", record, tasks=run.names)
-
-
-def search(
-    objective: Callable[[Weights], float],
-    starts: Sequence[Sequence[float]],
-    trials: int = 100,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[tuple[float, Weights]]:
-    """Maximises `objective(weights)` over the simplex; returns all trials with their values, `starts` first.
-
-    >>> max(search(lambda weights: weights[0], [(0.5, 0.5), (1, 0)], trials=5))
-    (1.0, (1.0, 0.0))
-    """
-    optuna, tasks = _optuna(), len(starts[0])
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    for start in starts:
-        study.enqueue_trial({f"weight_{t}": weight / max(start) for t, weight in enumerate(start, 1)})
-    made: list[tuple[float, Weights]] = []
-    best = 0
-    while len(made) < trials and len(made) - max(best + 1, len(starts)) < PATIENCE:
-        trial = study.ask()
-        raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
-        weights = Preference.from_weights(raw if any(raw) else [1.0] * tasks).weights
-        value = objective(weights)
-        study.tell(trial, value)
-        made.append((value, weights))
-        best = max(range(len(made)), key=lambda k: made[k][0])
-        if progress is not None:
-            progress("searching", len(made), trials)
-    return made
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise InputError("the search needs Optuna 4 or later: pip install 'tunable-magmax[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

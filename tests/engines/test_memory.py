@@ -80,6 +80,7 @@ def baseline() -> int:
         ("20MiB", {}),  # planes on disk
         pytest.param("256MiB", {}, marks=pytest.mark.stress),
         pytest.param("64MiB", {"scope": "tensor", "method": "ties", "scale": 0.5}, marks=pytest.mark.stress),
+        pytest.param("64MiB", {"method": "ties", "threads": 3}, marks=pytest.mark.stress),
     ],
     ids=str,
 )

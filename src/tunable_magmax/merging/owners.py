@@ -8,9 +8,11 @@ What a `Part` answers can be added up over threads and machines.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -242,7 +244,7 @@ def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
 
 
 COUNT_BYTES = 4 << 20
-"""Memory for counts of magnitudes: groups are searched so many at a time."""
+"""Memory for counts of magnitudes, in all and of each thread: groups are searched so many at a time."""
 LEAST_BITS, MOST_BITS = 11, 16
 """Of a digit of a magnitude: each digit takes a walk, and twice the memory for each bit."""
 
@@ -448,12 +450,15 @@ class Part:
         counts = np.zeros((*prefixes.shape, 1 << digit[1]), np.int64)
         group_of = {tensor: g for g, tensors in enumerate(groups) for tensor in tensors}
 
-        def work(bounds: TensorRange, chunk: Chunk) -> NDArray[np.int64]:
-            own = prefixes[group_of[self._numbers[bounds.place.tensor]]].tolist()
-            return self._kernels.count_magnitudes(chunk, tasks, own, digit, wide)
+        alone = Lock()  # those who wait to be added up would take more memory than there is for counts
 
-        for bounds, found in self._walk(work, self._here(groups), lambda bounds: tasks):
-            counts[group_of[self._numbers[bounds.place.tensor]]] += found
+        def work(bounds: TensorRange, chunk: Chunk) -> None:
+            group = group_of[self._numbers[bounds.place.tensor]]
+            found = self._kernels.count_magnitudes(chunk, tasks, prefixes[group].tolist(), digit, wide)
+            with alone:
+                counts[group] += found
+
+        deque(self._walk(work, self._here(groups), lambda bounds: tasks), maxlen=0)
         return counts
 
     def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:

@@ -283,7 +283,7 @@ def _plan_for(
     if memory is None:
         return MemoryPlan(threads, kernels.chunk, 0, planes, 0, delta, ahead, pool)
 
-    counts = 2 * COUNT_BYTES if method.counts_magnitudes else 0
+    counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
     matrix_bytes, about_matrices = _largest_matrix(layout, options)
     beside = counts + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from sequences import SMALL, TINY, TYPES, StateDict, digests, raw, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.merging import merge, owners, state_dicts
+from tunable_magmax.merging import merge, state_dicts
 from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
@@ -111,7 +111,7 @@ def test_every_way_of_running_a_method(files, tmp_path, monkeypatch, options) ->
         merge_checkpoints(base, tasks, tmp_path / name, **options, shard_size=SHARD, **way)
         assert digests(tmp_path / name) == wanted, name
     seen = spilled(monkeypatch)
-    monkeypatch.setattr(owners, "SPAN", 1 << 12)
+    monkeypatch.setattr(NumbaKernels, "span", 1 << 12)
     merge_checkpoints(base, tasks, tmp_path / "spilled", **options, shard_size=SHARD, threads=2)
     assert digests(tmp_path / "spilled") == wanted
     assert bool(seen) == (options["method"] == "tunable_magmax")
@@ -205,9 +205,8 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
         wanted = merge_state_dicts(base, tasks, **options)
         for chunk, span in ((64, 1 << 22), (192, 128), (1 << 17, 64)):
             native = NumbaKernels()
-            native.chunk = chunk
+            native.chunk, native.span = chunk, span
             with monkeypatch.context() as patch:
-                patch.setattr(owners, "SPAN", span)
                 found = by_kernels(patch, native, (base, tasks), options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
             assert found.report == wanted.report, (options, chunk, span)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sequences import TINY, raw, sequence
 
-from tunable_magmax.merging import owners, state_dicts
+from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.kernels import SLOTS, Runs
 from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
@@ -38,10 +38,9 @@ CASES: list[dict[str, Any]] = [
 def test_same_bits_as_on_the_cpu(options: dict[str, Any], types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     models = sequence(5, TINY, types)
     kernels = triton_ops.TritonKernels(CPU)
-    kernels.chunk = 512
+    kernels.chunk, kernels.span = 512, 1 << 10
     wanted = state_dicts.merge_state_dicts(*models, **options)
     monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
-    monkeypatch.setattr(owners, "SPAN", 1 << 10)
     found = state_dicts.merge_state_dicts(*models, **options)
     assert raw(found.state_dict) == raw(wanted.state_dict)
     assert found.report == wanted.report
@@ -86,6 +85,7 @@ for real in ("*fp32", "*fp64"):
     common = {"base": real, "addresses": table, "tasks": number, "size": number, "out": real}
     for program, others in {
         ops._survey: {**planes, "compared": table, "rows": table, "flags": "*i32"},
+        ops._count_common: {"plane": bits, "other": bits, "count": table},
         ops._gather: {**planes, "rows": table, "counts": table},
         ops._largest: {"counts": table},
         ops._weighted_sum: {"factors": "*fp64"},

@@ -38,9 +38,6 @@ Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
 """Applies a function to all ranges of some tensors: what `Walker.walk` does."""
 
-SPAN = 1 << 22
-"""Slots that are worked on at a time: half a megabyte of each plane."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlaneRows:
@@ -170,7 +167,7 @@ class PlaneGroup:
 
     def __init__(self, kernels: Kernels, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> None:
         self._kernels, self._planes, self._each, self._places = kernels, planes, each, places
-        self._spans = _spans(places)
+        self._spans = _spans(places, kernels.span)
         self._scanned: list[tuple[int, Keys, NDArray[np.uint64]]] = []
 
     def fill(self, row: int) -> None:
@@ -220,8 +217,8 @@ class PlaneGroup:
         return self._each(work, self._spans)
 
 
-def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
-    """Divides the slots of some tensors into slices without gaps: other tensors' bits mean nothing."""
+def _spans(places: Sequence[TensorPlace], most: int) -> list[_Span]:
+    """Divides the slots of some tensors into slices of `most`, without gaps: other tensors' bits mean nothing."""
     spans: list[_Span] = []
     runs: list[tuple[int, int, int]] = []
 
@@ -234,9 +231,9 @@ def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
             runs.clear()
 
     for place in places:
-        for start in range(0, padded(place.size), SPAN):
-            stop = min(start + SPAN, padded(place.size))
-            if runs and (place.slot + stop - runs[0][0] > SPAN or runs[-1][1] != place.slot + start):
+        for start in range(0, padded(place.size), most):
+            stop = min(start + most, padded(place.size))
+            if runs and (place.slot + stop - runs[0][0] > most or runs[-1][1] != place.slot + start):
                 close()
             runs.append((place.slot + start, place.slot + stop, place.element + start))
     close()

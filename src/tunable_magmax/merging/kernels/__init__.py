@@ -132,6 +132,8 @@ class Kernels(Protocol):
 
     chunk: int
     """The elements of a chunk that suit the device."""
+    span: int
+    """Slots of planes that are worked on at a time."""
     threads: bool
     """Whether several threads may work at a time."""
 

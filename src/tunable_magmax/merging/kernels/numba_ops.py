@@ -69,6 +69,7 @@ class NumbaKernels:
     """`Kernels` for the CPU."""
 
     chunk = 1 << 19
+    span = 1 << 22
     threads = True
 
     def plane_bytes(self, slots: int) -> int:

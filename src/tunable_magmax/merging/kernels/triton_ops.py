@@ -22,7 +22,7 @@ from tunable_magmax.merging.kernels.torch_ops import TensorPlanes, TorchKernels,
 
 BLOCK = 2048
 """Elements that one program works on; a multiple of `SLOTS`."""
-ROOM = 1 << 16
+ROOM = 1 << 18
 """Keys that one scan can list; a scan that finds more is made again with enough room."""
 COMPILED = {"num_warps": 8, "enable_fp_fusion": False}
 """How programs are compiled."""
@@ -84,6 +84,14 @@ def _scan_keys(plane, free, won, steps, lottery_state, low, high, size, counts, 
         fits = listed & (place < room)
         tl.store(keys + place, numbers.to(tl.int64, bitcast=True), mask=fits)
         tl.store(slots + place, offsets, mask=fits)
+
+
+@triton.jit
+def _count_common(plane, other, size, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
+    common = tl.load(plane + offsets, mask=inside, other=0) & tl.load(other + offsets, mask=inside, other=0)
+    tl.atomic_add(count, tl.sum(common.to(tl.int64)))
 
 
 @triton.jit
@@ -190,6 +198,11 @@ class TritonKernels(TorchKernels):
         )
         changed, suspect = flags.bool().cpu().numpy().T
         return changed, suspect
+
+    def count_common(self, plane: Tensor, other: Tensor) -> int:
+        count = self._counts(1)
+        self._launch(_count_common, plane.numel(), plane.view(torch.int8), other.view(torch.int8), plane.numel(), count)
+        return int(count)
 
     def scan_keys(
         self, plane: Tensor, free: Tensor, won: Tensor, runs: Runs, lottery_state: int, low: int, high: int

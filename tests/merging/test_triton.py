@@ -85,7 +85,7 @@ for real in ("*fp32", "*fp64"):
     common = {"base": real, "addresses": table, "tasks": number, "size": number, "out": real}
     for program, others in {
         ops._survey: {**planes, "compared": table, "rows": table, "flags": "*i32"},
-        ops._count_common: {"plane": bits, "other": bits, "count": table},
+        ops._count_common: {"plane": "*i8", "other": "*i8", "count": table},
         ops._gather: {**planes, "rows": table, "counts": table},
         ops._largest: {"counts": table},
         ops._weighted_sum: {"factors": "*fp64"},

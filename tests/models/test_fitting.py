@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tunable_magmax.models.discriminant import Discriminant, class_totals
 from tunable_magmax.models.fitting import LEAST_GAIN, Rows, View, fit_head
@@ -54,8 +55,9 @@ def direct_scores(features: np.ndarray, labels: np.ndarray, shrinkage: float, po
 def test_the_matrix_is_the_textbooks_discriminant(shrinkage):
     features, labels, _ = draw(60)
     points, _, _ = draw(20, seed=5)
-    found = Discriminant.of(class_totals(features, labels, CLASSES), np.zeros(6))
-    weight, bias = found.linear(shrinkage)
+    rows, counts = torch.from_numpy(features), torch.ones(len(features), dtype=torch.float64)
+    found = Discriminant.of(class_totals(rows, torch.from_numpy(labels), CLASSES, counts), counts.new_zeros(6))
+    weight, bias = (each.numpy() for each in found.linear(shrinkage))
     expected = direct_scores(features, labels, shrinkage, points)
     np.testing.assert_allclose(centred(points @ weight.T + bias), centred(expected), atol=1e-8)
 

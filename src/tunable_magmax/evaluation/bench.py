@@ -298,7 +298,7 @@ class Bench:
             parts = self._labelled_rows(spec, site, check) or [Rows.of(np.zeros((0, self.encoder.dim)), [])]
             fields = ("features", "labels", "counts", "judged")
             rows = Rows.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
-            _keep(self._folded, key, FoldedRows(rows, len(self.classes)), FOLDED)
+            _keep(self._folded, key, FoldedRows(rows, len(self.classes), device=self.encoder.device), FOLDED)
         self._folded.move_to_end(key)
         return self._folded[key]
 

@@ -2,107 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.data.splits import FOLD_STREAM, drawn
 
 FOLDS = 5
-# Embeddings of one input differ by the rounding of float32; a variance below this is none. Rows have length 1.
 NO_VARIANCE = 1e-12
+"""Embeddings of one input differ by the rounding of float32; a variance below this is none. Rows have length 1."""
+Totals: TypeAlias = Sequence[Tensor]
+"""Of some rows: how much each class counts [classes], the sums of its rows [classes, width], and their scatter about 0
+[width, width]."""
 
-# Of some rows: how much each class counts [classes], the sums of its rows [classes, width], and the rows' scatter about
-# 0 [width, width].
-Totals = tuple[Floats, Floats, Floats]
 
-
-def class_totals(rows: Floats, labels: Ints, classes: int, counts: Floats | None = None) -> Totals:
+def class_totals(rows: Tensor, labels: Tensor, classes: int, counts: Tensor) -> Totals:
     """Returns what a fit needs of some rows; of the rows of one fold, so that leaving it out is a subtraction.
 
-    `counts` [rows]: how much each counts, by default 1.
+    `counts` [rows]: how much each counts.
     """
-    weighted = rows if counts is None else rows * counts[:, None]
-    sums = np.zeros((classes, rows.shape[1]))
-    if len(rows):
-        order = np.argsort(labels, kind="stable")
-        present, starts = np.unique(labels[order], return_index=True)
-        sums[present] = np.add.reduceat(weighted[order], starts, axis=0)
-    return np.bincount(labels, counts, classes).astype(np.float64), sums, weighted.T @ rows
+    belongs = torch.zeros((classes, len(rows)), dtype=rows.dtype, device=rows.device)
+    belongs[labels, torch.arange(len(rows), device=rows.device)] = counts
+    # By a product, since adding rows at places has no fixed order on a GPU.
+    return belongs.sum(dim=1), belongs @ rows, (rows * counts[:, None]).T @ rows
 
 
 @dataclass(frozen=True, eq=False)
 class Discriminant:
     """Class means [classes, width] about `centre`, the covariance inside classes [width, width], its mean variance.
 
-    `present` [classes]: which classes have rows.
+    `present` [classes]: which classes have rows. All in float64, on the device of the rows.
     """
 
-    centre: Floats
-    means: Floats
-    covariance: Floats
+    centre: Tensor
+    means: Tensor
+    covariance: Tensor
     level: float
-    present: NDArray[np.bool_]
+    present: Tensor
 
     @classmethod
-    def of(cls, totals: Totals, centre: Floats) -> Discriminant:
+    def of(cls, totals: Totals, centre: Tensor) -> Discriminant:
         """Fits to totals of rows that are `centre` less than those to be scored."""
         counts, sums, scatter = totals
-        rows, width, present = counts.sum(), scatter.shape[0], counts > 0
-        means = sums / np.where(present, counts, 1.0)[:, None]
+        width, present = len(scatter), counts > 0
+        rows, freedom = float(counts.sum()), float(counts.sum() - present.sum())
+        means = sums / torch.where(present, counts, 1.0)[:, None]
         within = scatter - (means * counts[:, None]).T @ means
-        freedom = rows - present.sum()
-        level = float(np.trace(within)) / max(freedom, 1.0) / width
+        level = float(within.trace()) / max(freedom, 1.0) / width
         if freedom > 0 and level * width > NO_VARIANCE:
             return cls(centre, means, within / freedom, level, present)
         # Nothing varies inside a class, or no class has two rows: the spread of all rows is the only scale.
-        mean = sums.sum(axis=0) / max(rows, 1.0)
-        level = float(np.trace(scatter) / max(rows, 1.0) - mean @ mean) / width
+        mean = sums.sum(dim=0) / max(rows, 1.0)
+        level = float(scatter.trace() / max(rows, 1.0) - mean @ mean) / width
         level = level if level * width > NO_VARIANCE else 1.0
-        return cls(centre, means, level * np.eye(width), level, present)
+        return cls(centre, means, level * torch.eye(width, dtype=means.dtype, device=means.device), level, present)
 
-    def linear(self, shrinkage: float) -> tuple[Floats, Floats]:
+    def linear(self, shrinkage: float) -> tuple[Tensor, Tensor]:
         """Returns matrix [classes, width] and bias [classes] of the log densities, up to a constant for each row.
 
         A class without rows has the bias of the least likely one.
         """
         weight = self._solve(shrinkage, self.means)
-        bias = -0.5 * (self.means * weight).sum(axis=1)
-        if self.present.any():
-            bias = np.where(self.present, bias, bias[self.present].min())
+        bias = -0.5 * (self.means * weight).sum(dim=1)
+        least = torch.where(self.present, bias, torch.inf).min()
+        bias = torch.where(self.present | least.isinf(), bias, least)
         return weight, bias - weight @ self.centre
 
-    def distances(self, rows: Floats, shrinkage: float) -> Floats:
+    def distances(self, rows: Tensor | Floats, shrinkage: float) -> Floats:
         """Returns squared Mahalanobis distances [n] of rows [n, width] to the nearest class mean."""
-        away = rows - self.centre
+        away = torch.as_tensor(rows, device=self.centre.device) - self.centre
         weight, _ = self.linear(shrinkage)
-        nearest = (2 * away @ weight.T - (self.means * weight).sum(axis=1))[:, self.present].max(axis=1)
-        squares: Floats = (away * self._solve(shrinkage, away)).sum(axis=1) - nearest
-        return squares.clip(min=0.0)
+        nearest = (2 * away @ weight.T - (self.means * weight).sum(dim=1))[:, self.present].amax(dim=1)
+        squares = (away * self._solve(shrinkage, away)).sum(dim=1) - nearest
+        found: Floats = squares.clamp(min=0.0).cpu().numpy()
+        return found
 
-    def with_anchors(self, anchors: NDArray[Any]) -> Discriminant:
+    def with_anchors(self, anchors: Tensor) -> Discriminant:
         """Returns the same with means for classes without rows: those that `anchors` [classes, width] suggest.
 
         Anchors are directions, such as an old head's rows; their length is that which fits the other classes best.
         """
         present = self.present
-        if present.all() or not present.any():
+        if bool(present.all()) or not bool(present.any()):
             return self
-        away: NDArray[Any] = anchors - anchors[present].mean(axis=0)
-        middle = self.means[present].mean(axis=0)
-        size = float(np.square(away[present]).sum())
+        away = anchors - anchors[present].mean(dim=0)
+        middle = self.means[present].mean(dim=0)
+        size = float(away[present].square().sum())
         factor = float(((self.means[present] - middle) * away[present]).sum()) / size if size > 0 else 0.0
-        means = np.where(present[:, None], self.means, middle + max(0.0, factor) * away)
-        return replace(self, means=means, present=np.ones_like(present))
+        means = torch.where(present[:, None], self.means, middle + max(0.0, factor) * away)
+        return replace(self, means=means, present=torch.ones_like(present))
 
-    def _solve(self, shrinkage: float, rows: Floats) -> Floats:
+    def _solve(self, shrinkage: float, rows: Tensor) -> Tensor:
         """Returns rows [n, width] times the inverse of the shrunk covariance."""
-        shrunk = (1 - shrinkage) * self.covariance + shrinkage * self.level * np.eye(len(self.covariance))
-        solved: NDArray[np.float64] = np.asarray(np.linalg.solve(shrunk, rows.T).T, dtype=np.float64)
-        return solved
+        shrunk = (1 - shrinkage) * self.covariance
+        shrunk.diagonal().add_(shrinkage * self.level)
+        factor, _ = torch.linalg.cholesky_ex(shrunk)
+        return torch.cholesky_solve(rows.T, factor).T
 
 
 def stratified_folds(labels: Ints, seed: int, count: int = FOLDS) -> Ints:

@@ -3,7 +3,8 @@
 logits(x) = a h_old(x) + b h_fit(x) + log(site share): h_fit is a linear discriminant of labelled features that knows no
 class shares, h_old the head that the models were trained with, less the class imbalance that it was trained on. The
 shrinkage of the discriminant, a and b have the smallest cross-validated log loss, rows weighted as the site. The result
-is one matrix and one bias. Linear algebra in float64: its last bits may differ between machines.
+is one matrix and one bias. Linear algebra in float64, on the device that is asked for: its last bits may differ between
+machines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
@@ -33,7 +36,7 @@ SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
 SMALL_STEP = 1e-4
-FoldFit: TypeAlias = tuple[Ints, Floats, Discriminant]
+FoldFit: TypeAlias = tuple[Ints, Tensor, Discriminant]
 """The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
 
@@ -161,9 +164,12 @@ def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
 
 
 class FoldedRows:
-    """Rows in folds, with discriminants and their scores, which serve every site. For one old head."""
+    """Rows in folds, with discriminants and their scores, which serve every site. For one old head.
 
-    def __init__(self, rows: Rows, classes: int, seed: int = 0) -> None:
+    `device`: where discriminants are fitted and judged.
+    """
+
+    def __init__(self, rows: Rows, classes: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.rows, self.classes = rows, classes
         self.folds = _folds(rows.labels.tobytes(), seed)
         each = np.zeros((FOLDS, classes))
@@ -172,75 +178,82 @@ class FoldedRows:
         elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
         self.judged = np.flatnonzero(rows.judged & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
+        self.features, self.labels, self.counts = (
+            torch.from_numpy(each).to(device) for each in (rows.features, rows.labels, rows.counts)
+        )
         self._fits: dict[str, tuple[Discriminant, list[FoldFit]]] = {}
-        self._scores: dict[tuple[str, float], Floats] = {}
-        self._constant: tuple[Floats, Floats] | None = None
+        self._scores: dict[tuple[str, float], Tensor] = {}
+        self._constant: tuple[Tensor, Tensor] | None = None
+
+    def tensor(self, values: NDArray[Any]) -> Tensor:
+        """Puts numbers onto the device, in float64."""
+        return torch.as_tensor(values, dtype=torch.float64, device=self.features.device)
 
     def fits(self, view: View, anchors: NDArray[Any] | None = None) -> tuple[Discriminant, list[FoldFit]]:
         """Returns the discriminant of a view, and those of the folds. `anchors`: directions of classes without rows."""
         if view.name not in self._fits:
-            rows = self.rows
-            features = rows.features[:, view.columns]
-            centre = features.mean(axis=0)
+            features = self.features[:, view.columns]
+            centre = features.mean(dim=0)
             centred = features - centre
             members = [np.flatnonzero(self.folds == fold) for fold in range(FOLDS)]
-            totals = [class_totals(centred[m], rows.labels[m], self.classes, rows.counts[m]) for m in members]
+            totals = [class_totals(centred[m], self.labels[m], self.classes, self.counts[m]) for m in members]
 
-            def fit(folds: Sequence[int], about: Floats) -> Discriminant:
-                counts, sums, scatter = (sum(totals[k][part] for k in folds) for part in range(3))
-                found = Discriminant.of((counts, sums, scatter), about)  # type: ignore[arg-type]
-                return found if anchors is None else found.with_anchors(anchors)
+            def fit(folds: Sequence[int], about: Tensor) -> Discriminant:
+                found = Discriminant.of([sum(totals[k][part] for k in folds) for part in range(3)], about)  # type: ignore[misc]
+                return found if anchors is None else found.with_anchors(self.tensor(anchors))
 
             parts = []
             for fold in range(FOLDS):
                 places = np.flatnonzero(self.folds[self.judged] == fold)
                 if len(places):
-                    others = fit([k for k in range(FOLDS) if k != fold], np.zeros_like(centre))
+                    others = fit([k for k in range(FOLDS) if k != fold], torch.zeros_like(centre))
                     parts.append((places, centred[self.judged[places]], others))
             self._fits[view.name] = fit(range(FOLDS), centre), parts
         return self._fits[view.name]
 
-    def scores(self, view: View, shrinkage: float) -> Floats:
+    def scores(self, view: View, shrinkage: float) -> Tensor:
         """Returns scores [judged, classes], about 0 in each row, of the judged rows by fits without their folds."""
         key = (view.name, shrinkage)
         if key not in self._scores:
-            scores = np.empty((len(self.judged), self.classes))
+            scores = self.features.new_empty((len(self.judged), self.classes))
             whole, parts = self.fits(view)
             for places, features, others in parts:
                 weight, bias = others.linear(shrinkage)
-                scores[places] = features @ weight.T + bias
+                found = features @ weight.T + bias
                 if not view.bias:  # the rows are less their centre, so the constant is not all of the bias
                     away = self.constant(view)[1][places] - 1
-                    scores[places] += away[:, None] * (bias - weight @ whole.centre)
+                    found += away[:, None] * (bias - weight @ whole.centre)
+                scores[places] = found
             self._scores[key] = _centred(scores)
         return self._scores[key]
 
-    def constant(self, view: View) -> tuple[Floats | None, Floats]:
+    def constant(self, view: View) -> tuple[Tensor | None, Tensor]:
         """Returns the direction [width] along which rows are nearly 1, and the judged rows along those of other folds.
 
         With a bias there is no need of one: the judged rows are 1.
         """
         if view.bias:
-            return None, np.ones(len(self.judged))
+            return None, self.features.new_ones(len(self.judged))
         if self._constant is None:
-            features = self.rows.features[:, view.columns]
-            along = np.ones(len(self.judged))
+            features = self.features[:, view.columns]
+            along = self.features.new_ones(len(self.judged))
             for fold in np.unique(self.folds[self.judged]):
-                mine = self.folds[self.judged] == fold
-                along[mine] = features[self.judged[mine]] @ _constant_direction(features[self.folds != fold])
+                mine = np.flatnonzero(self.folds[self.judged] == fold)
+                others = features[np.flatnonzero(self.folds != fold)]
+                along[mine] = features[self.judged[mine]] @ _constant_direction(others)
             self._constant = _constant_direction(features), along
         return self._constant
 
 
-def _constant_direction(features: Floats) -> Floats:
+def _constant_direction(features: Tensor) -> Tensor:
     """Returns the direction [width] along which rows are 1 on average and differ least (ridge regression)."""
     if not len(features):
-        return np.zeros(features.shape[1])
-    mean, square = features.mean(axis=0), features.T @ features / len(features)
-    level = max(np.trace(square) / len(square), NO_VARIANCE)
-    direction = np.linalg.solve(square + CONSTANT_RIDGE * level * np.eye(len(square)), mean)
-    scaled: Floats = direction / max(mean @ direction, NO_VARIANCE)
-    return scaled
+        return features.new_zeros(features.shape[1])
+    mean, square = features.mean(dim=0), features.T @ features / len(features)
+    level = max(float(square.trace()) / len(square), NO_VARIANCE)
+    square.diagonal().add_(CONSTANT_RIDGE * level)
+    direction: Tensor = torch.linalg.solve(square, mean)
+    return direction / max(float(mean @ direction), NO_VARIANCE)
 
 
 @lru_cache(8)
@@ -258,20 +271,24 @@ class _Problem:
         self.folded, self.old = folded, old
         self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
         self.direction, ones = folded.constant(first)
-        self.offset: Floats = self.log_site if first.bias else ones[:, None] * self.log_site
+        self.offset = folded.tensor(self.log_site)
         """What is added to the scores of judged rows: [classes], or where there is no bias [judged, classes]."""
-        self.labels = rows.labels[judged]
-        self.weights = site_weights(self.labels, rows.counts[judged], shares)
+        if not first.bias:
+            self.offset = ones[:, None] * self.offset
+        self.row_weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
+        self.labels, self.weights = folded.labels[judged], folded.tensor(self.row_weights)
         # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
-        unseen = 1 / (1 + 1 / np.square(self.weights).sum()) if len(judged) else 0.5
-        self.targets = np.tile(unseen * shares, (len(judged), 1))
-        self.targets[np.arange(len(judged)), self.labels] += 1 - unseen
-        self.old_scores: list[Floats] = []
+        unseen = 1 / (1 + 1 / np.square(self.row_weights).sum()) if len(judged) else 0.5
+        self.targets = folded.tensor(unseen * shares).repeat(len(judged), 1)
+        self.targets[torch.arange(len(judged)), self.labels] += 1 - unseen
+        self.old_scores: list[Tensor] = []
         self.old_pooled: tuple[float, float | None] = 1.0, None
         """The old head's factor, and its loss if anything can judge."""
         if old is not None and len(judged):
-            scores = old.logits(rows.features[judged])
-            self.old_scores = [_centred(scores if first.bias else scores + (ones - 1)[:, None] * old.bias)]
+            scores = folded.features[judged] @ folded.tensor(old.weight).T + folded.tensor(old.bias)
+            self.old_scores = [
+                _centred(scores if first.bias else scores + (ones - 1)[:, None] * folded.tensor(old.bias))
+            ]
             (factor,), loss = self._pooled(self.old_scores, [1.0])
             self.old_pooled = factor, loss
 
@@ -280,7 +297,7 @@ class _Problem:
         if self.old is None:
             return None
         factor, loss = self.old_pooled
-        judged = {} if loss is None else self._judgement(factor * self.old_scores[0])
+        judged = {} if loss is None else self._judgement(self.old_scores, [factor])
         linear = self._linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
         return FittedHead(linear, "old", "", len(self.folded.rows), None, factor, 0.0, loss, loss, **judged)
 
@@ -293,9 +310,9 @@ class _Problem:
         judged: dict[str, Any] = {}
         if len(self.labels):
             shrinkage, factors, loss = self._search(view, factors)
-            judged = self._judgement(np.tensordot(factors, self._tables(view, shrinkage), axes=1))
+            judged = self._judgement(self._tables(view, shrinkage), factors)
         old_factor, fit_factor = (0.0, *factors)[-2:]
-        weight, bias = whole.linear(shrinkage)
+        weight, bias = (each.cpu().numpy() for each in whole.linear(shrinkage))
         full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
         full[:, view.columns] = fit_factor * weight
         offset = fit_factor * bias + self.log_site
@@ -308,9 +325,9 @@ class _Problem:
         """Returns a head with a bias, or with that in its matrix."""
         if self.direction is None:
             return Linear(weight, offset)
-        return Linear(weight + np.outer(offset, self.direction), np.zeros_like(offset))
+        return Linear(weight + np.outer(offset, self.direction.cpu().numpy()), np.zeros_like(offset))
 
-    def _tables(self, view: View, shrinkage: float) -> list[Floats]:
+    def _tables(self, view: View, shrinkage: float) -> list[Tensor]:
         return [*(self.old_scores if view.old else []), self.folded.scores(view, shrinkage)]
 
     def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float]:
@@ -330,50 +347,57 @@ class _Problem:
         best = max(k for k in tried if tried[k][1] <= least + LEAST_GAIN)
         return SHRINKAGES[best], *tried[best]
 
-    def _pooled(self, tables: list[Floats], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    def _pooled(self, tables: list[Tensor], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
-        factors = _least_loss(np.stack(tables), self.targets, self.weights, self.offset, np.array(start))
-        logits = np.tensordot(factors, tables, axes=1) + self.offset
-        right = log_softmax(logits)[np.arange(len(self.labels)), self.labels]
-        return tuple(factors.tolist()), -float(self.weights @ right)
+        factors = least_loss(torch.stack(tables), self.targets, self.weights, self.offset, start)
+        own = self._logs(tables, factors).gather(1, self.labels[:, None]).squeeze(1)
+        return factors, -float(self.weights @ own)
 
-    def _judgement(self, scores: Floats) -> dict[str, Any]:
-        logits = scores + self.offset
-        chances = np.exp(log_softmax(logits)[np.arange(len(self.labels)), self.labels])
-        right = logits.argmax(axis=1) == self.labels
-        return {"right": right, "chances": chances, "row_weights": self.weights, "judged": self.folded.judged}
+    def _logs(self, tables: list[Tensor], factors: Sequence[float]) -> Tensor:
+        scores = sum(factor * table for factor, table in zip(factors, tables, strict=True))
+        return (scores + self.offset).log_softmax(dim=1)
+
+    def _judgement(self, tables: list[Tensor], factors: Sequence[float]) -> dict[str, Any]:
+        logs = self._logs(tables, factors)
+        chances = logs.gather(1, self.labels[:, None]).squeeze(1).exp().cpu().numpy()
+        right = (logs.argmax(dim=1) == self.labels).cpu().numpy()
+        return {"right": right, "chances": chances, "row_weights": self.row_weights, "judged": self.folded.judged}
 
 
-def _centred(scores: Floats) -> Floats:
-    centred: Floats = scores - scores.mean(axis=1, keepdims=True)
-    return centred
+def _centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(dim=1, keepdim=True)
 
 
 def log_softmax(logits: Floats) -> Floats:
-    lowered = logits - logits.max(axis=1, keepdims=True)
-    result: Floats = lowered - np.log(np.exp(lowered).sum(axis=1, keepdims=True))
+    """Returns the logarithms of the probabilities that logits [n, classes] stand for."""
+    result: Floats = torch.from_numpy(logits).log_softmax(dim=1).numpy()
     return result
 
 
-def _least_loss(tables: Floats, targets: Floats, weights: Floats, offset: Floats, start: Floats) -> Floats:
+def least_loss(
+    tables: Tensor, targets: Tensor, weights: Tensor, offset: Tensor, start: Sequence[float]
+) -> tuple[float, ...]:
     """Returns factors [k] >= 0 of logit tables [k, n, classes] with the smallest cross-entropy.
 
     Newton's method: it is convex. A factor that is 0 and would fall is held there.
     """
+    weighted = targets * weights[:, None]
 
-    def loss_of(values: Floats) -> tuple[float, Floats]:
-        logs = log_softmax(np.tensordot(values, tables, axes=1) + offset)
-        return -float(weights @ (targets * logs).sum(axis=1)), logs
+    def loss_of(values: Floats) -> tuple[float, Tensor]:
+        scores = torch.tensordot(torch.from_numpy(values).to(tables.device), tables, dims=1)
+        logs = (scores + offset).log_softmax(dim=1)
+        return -float((weighted * logs).sum()), logs
 
-    factors = start.astype(np.float64)
-    wanted = (tables * targets).sum(axis=2) @ weights
+    factors = np.array(start, dtype=np.float64)
+    wanted = (tables * weighted).sum(dim=(1, 2))
     loss, logs = loss_of(factors)
     for _ in range(NEWTON_STEPS):
-        chances = np.exp(logs)
-        means = (tables * chances).sum(axis=2)
-        slope = means @ weights - wanted
-        scaled = (tables * np.sqrt(chances * weights[:, None])).reshape(len(tables), -1)
-        curve = scaled @ scaled.T - (means * weights) @ means.T
+        chances = logs.exp()
+        expected = tables * chances
+        means = expected.sum(dim=2)
+        slope = (means @ weights - wanted).cpu().numpy()
+        second = torch.einsum("knc,lnc,n->kl", expected, tables, weights) - (means * weights) @ means.T
+        curve = second.cpu().numpy()
         free = np.flatnonzero((factors > 0) | (slope < 0))
         if not len(free):
             break
@@ -393,4 +417,4 @@ def _least_loss(tables: Floats, targets: Floats, weights: Floats, offset: Floats
         factors, loss, logs = tried, then, found
         if moved < SMALL_STEP:
             break
-    return factors
+    return tuple(factors.tolist())

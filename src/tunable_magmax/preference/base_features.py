@@ -45,7 +45,7 @@ class Probe:
         self.judged, (self._whole, parts) = folded.judged, folded.fits(WHOLE)
         assert self.fit.shrinkage is not None
         self.shrinkage = self.fit.shrinkage
-        scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage)
+        scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage).numpy()
         self.held_out = np.exp(log_softmax(scores + np.log(np.maximum(shares, SMALLEST_SHARE))))
         self.held_out_distances = np.empty(len(self.judged))
         for places, rows, others in parts:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from builtin_run import build_builtin
 from models import tiny
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax.models.builtin import INPUT, TOKEN, BuiltinEncoder, load_builtin
 from tunable_magmax.models.head import Linear
+from tunable_magmax.models.prepared import embed_inputs
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -143,6 +146,21 @@ def test_the_state_of_another_thread_is_not_read(tmp_path):
         together = list(threads.map(pool, parts))
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_decoder_that_was_saved_without_a_padding_token_takes_several_texts(tmp_path):
+    folder = build_builtin(tmp_path, "gpt2") / "pets"
+    for file, changes in (
+        ("config", {"pad_token_id": None}),
+        ("tokenizer_config", {"pad_token": None, "eos_token": "the"}),
+    ):
+        path = (folder if file == "config" else tmp_path / "base") / f"{file}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    encoder = load_builtin(folder, "cpu", assets=tmp_path / "base")
+    texts = ["my cat", "a dog a dog", "a"]
+    together = embed_inputs(encoder, texts)
+    assert encoder.tokenizer.pad_token == "the"
+    np.testing.assert_allclose(together, [embed_inputs(encoder, [text])[0] for text in texts], atol=1e-5)
 
 
 def test_a_classifier_that_does_not_end_in_a_linear_layer_keeps_its_head(tmp_path, monkeypatch):

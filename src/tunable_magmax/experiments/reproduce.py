@@ -20,7 +20,6 @@ from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed_jobs import Job, jobs_to_do, plan_jobs, seed_records
 from tunable_magmax.files import Progress
-from tunable_magmax.models.pretrained import fetch_note
 from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 
@@ -94,18 +93,15 @@ def plan_experiment(experiment: Experiment, out: Path, work: Path) -> Experiment
     """
     jobs, to_do = plan_jobs(experiment), missing_jobs(experiment, out / experiment.setting)
     missing: list[str] = []
-    notes: list[str] = []
     for seed in sorted({job.seed for job in to_do}):
         config = experiment.training(seed)
         missing += _missing_data(config)
         if not (work / experiment.setting / f"seed-{seed}" / BASE).exists():
             missing += _missing_weights(config)
-            note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
-            notes += [f"{note}; give another one with --set run.model=PATH"] if note else []
     left_out = len(dict.fromkeys(experiment.rows)) - len(experiment.planned)
-    notes += [f"{left_out} rows are left out: logistic needs scikit-learn"] if left_out else []
+    notes = (f"{left_out} rows are left out: logistic needs scikit-learn",) if left_out else ()
     kinds = Counter(job.kind for job in jobs)
-    return ExperimentPlan(experiment, kinds, tuple(to_do), tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
+    return ExperimentPlan(experiment, kinds, tuple(to_do), tuple(dict.fromkeys(missing)), notes)
 
 
 def missing_jobs(experiment: Experiment, folder: Path) -> list[Job]:

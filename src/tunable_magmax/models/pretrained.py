@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.hub import hub_name
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import load_json
 
@@ -205,18 +204,3 @@ def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def fetch_note(name: str, root: Path) -> str | None:
-    """Returns a note that a model would be fetched from the hub, without asking it; None if the model is here.
-
-    >>> fetch_note("openai/clip-vit-base-patch16", Path("/none"))  # doctest: +ELLIPSIS
-    "the model 'openai/clip-vit-base-patch16' is not here (/none/openai/clip-vit-base-patch16 does not exist): ..."
-    """
-    local = root / Path(name).expanduser()
-    if local.exists() or hub_name(name, root) is None:
-        return None
-    return (
-        f"the model {name!r} is not here ({local} does not exist): it would be fetched from the Hugging Face hub, or "
-        "taken from its cache; whether there is such a model was not asked"
-    )

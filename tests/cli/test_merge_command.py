@@ -76,13 +76,6 @@ def test_a_run_with_weights_by_name(tmx, sequence, tmp_path):
     assert_equal(out, merged(sequence, weights=[1, 3, 0]).state_dict)
 
 
-def test_a_preference_about_other_tasks_is_refused(tmx, sequence, tmp_path):
-    Preference((1, 1, 2), tasks=("dogs", "cats", "birds")).save(tmp_path / "site.json")
-    command = ["--preference", tmp_path / "site.json", "-o", tmp_path / "out.safetensors"]
-    assert tmx("merge", write_run(sequence), *command).code == 2
-    assert tmx("merge", write_run(sequence, ("dogs", "cats", "birds")), *command).code == 0
-
-
 def test_a_preference_carries_its_scale_unless_another_is_given(tmx, sequence, tmp_path):
     Preference((1, 1, 2), scale=0.25).save(tmp_path / "site.json")
     command = ["merge", *sequence.arguments, "--preference", tmp_path / "site.json", "--json", "--overwrite"]
@@ -163,24 +156,6 @@ def test_bad_options_are_refused_and_nothing_is_written(tmx, sequence, tmp_path,
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_patterns(tmx, sequence, tmp_path):
-    patterns = ["--include", "layers.*", "--include", "head.*", "--exclude", "*.bias"]
-    assert tmx("merge", *sequence.arguments, *patterns, "-o", tmp_path / "out.safetensors").code == 0
-    expected = merged(sequence, include=["layers.*", "head.*"], exclude=["*.bias"])
-    assert_equal(tmp_path / "out.safetensors", expected.state_dict)
-
-
-def test_an_existing_output_is_kept_unless_asked(tmx, sequence, tmp_path):
-    command = ["merge", *sequence.arguments, "-o", tmp_path / "out"]
-    assert tmx(*command).code == 0
-    first = (tmp_path / "out/model.safetensors").read_bytes()
-    for dry_run in ([], ["--dry-run"]):
-        assert tmx(*command, "--seed", 1, *dry_run).code == 2
-    assert (tmp_path / "out/model.safetensors").read_bytes() == first
-    assert tmx(*command, "--seed", 1, "--overwrite").code == 0
-    assert (tmp_path / "out/model.safetensors").read_bytes() != first
-
-
 # -- what it prints ---------------------------------------------------------------------------------------------------
 
 
@@ -188,11 +163,6 @@ def test_json_is_the_report_and_nothing_else(tmx, sequence, tmp_path):
     result = tmx("merge", *sequence.arguments, "--json", "-o", tmp_path / "out.safetensors")
     assert not result.err
     assert MergeReport.from_json(result.out) == MergeReport.from_json((tmp_path / "out.report.json").read_text())
-
-
-def test_quiet_prints_nothing(tmx, sequence, tmp_path):
-    result = tmx("merge", *sequence.arguments, "-q", "-o", tmp_path / "out")
-    assert (result.code, result.out, result.err) == (0, "", "")
 
 
 def test_warnings_and_notes_are_given_once_in_each_command(tmx, sequence, tmp_path):

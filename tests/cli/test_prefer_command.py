@@ -101,18 +101,6 @@ def test_labels(tmx, run, site, tmp_path, name):
     assert "90% interval" in result.out
 
 
-def test_estimated_weights_are_never_0_and_those_by_hand_are_taken_as_they_are(tmx, run, site, tmp_path):
-    out = tmp_path / "site.json"
-    assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", out).code == 0
-    found = Preference.load(out)
-    assert 0 < found.weights[0] < 0.02
-    assert found.expected_error == json.loads(out.read_text())["expected_error"]
-    assert 0 < found.expected_error < 0.1
-    assert tmx("prefer", run, "--weights", "3,1,0", "-o", out).code == 0
-    by_hand = Preference.load(out)
-    assert (by_hand.weights, by_hand.expected_error, by_hand.prior.eps) == ((0.75, 0.25, 0.0), None, 0.02)
-
-
 @pytest.mark.parametrize("kind", ["image_run", "text_run"])
 def test_equal_texts_and_equal_pictures_are_copies(tmx, request, tmp_path, kind):
     pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")

@@ -80,13 +80,6 @@ def test_where_stderr_is_no_terminal_long_work_is_told_in_a_few_lines(capsys, mo
     assert capsys.readouterr() == ("", "merging: 50% after 0 s\n")
 
 
-def test_configuration_keys_cannot_control_the_terminal(tmp_path: Path, tmx) -> None:
-    (tmp_path / "merge.yml").write_text('base_model: b\nmodels: [{model: a}]\n"\\e[2Jparameters\\u202e": 3\n')
-    refused = tmx("merge", tmp_path / "merge.yml", "-o", tmp_path / "out")
-    assert refused.code == 2
-    assert harmless(refused.err)
-
-
 def test_a_terminal_of_another_encoding(tmp_path: Path) -> None:
     save_file({"é雪": torch.ones(2)}, tmp_path / "base.safetensors")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -109,23 +109,6 @@ def test_tables_of_texts(text_model, tmp_path):
     assert other.predictions[0].text == "pay"
 
 
-def test_parquet(image_run, model, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra: train)")
-    images = []
-    for image in image_run.inputs("red", 3, 0):
-        buffer = io.BytesIO()
-        image.save(buffer, "png")
-        images.append({"bytes": buffer.getvalue()})
-    parquet.write_table(pyarrow.table({"image": [*images, {"bytes": b"?"}]}), tmp_path / "site.parquet")
-    with pytest.warns(
-        UserWarning, match=r"1 of 4 inputs could not be read and got no label: .*site\.parquet:4 \(not an"
-    ):
-        found = predict(model, [tmp_path / "site.parquet"], options=CPU).predictions
-    shares = expected(model, image_run.inputs("red", 3, 0)).max(axis=1)
-    assert [one.probability for one in found[:3]] == pytest.approx(shares.tolist())
-
-
 def test_inputs_are_read_a_batch_at_a_time(image_run, model):
     """Never more images in memory than a batch: decoded ones are counted when a batch is done."""
     image, read, seen = image_run.inputs("red", 1, 0)[0], [], []

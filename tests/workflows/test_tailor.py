@@ -429,19 +429,6 @@ def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
     assert verify_checkpoint(tmp_path / "out").ok
 
 
-def test_a_run_without_a_head_and_one_whose_head_has_another_width(kept_run, tmp_path):
-    run = copied(kept_run, tmp_path / "run")
-    save_file({"weight": torch.eye(2, 5)}, run.path / "head.safetensors", {"classes": json.dumps(["red", "blue"])})
-    with pytest.raises(InputError, match="width 5"):
-        made(run, SiteSources(equal=True), tmp_path / "out")
-    record = json.loads((run.path / "run.json").read_text())
-    record.pop("classifier")
-    (run.path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="head"):
-        made(run, SiteSources(equal=True), tmp_path / "out")
-    assert left_nothing(tmp_path)
-
-
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,9 @@ def test_bytes_that_are_no_text(tmp_path):
 def test_a_list_of_labels_without_a_header_loses_none_in_silence(tmp_path):
     with pytest.raises(InputError, match="its first line is 'card', which is a label as well"):
         open_labels(written(tmp_path / "a.csv", "card\nbill\ncard\n"))
+    with pytest.raises(InputError, match="no column of labels among 'text'"):
+        open_labels(written(tmp_path / "b.csv", "text\npay my bill\n"))
+    assert open_labels(written(tmp_path / "c.txt", "card\nbill\n")) == ["card", "bill"]
 
 
 # -- parquet ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 TABLE_SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 """Tables that are text files, one sample a line."""
 DATA_SUFFIXES = TABLE_SUFFIXES | {".parquet", ".json"}
-TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content")
+LINES = "lines"
+"""The one column of a text file without column names: its lines are texts or labels."""
+TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content", LINES)
 IMAGE_COLUMNS = ("image", "img", "picture", "pixel_values")
 LABEL_COLUMNS = (
     *("label", "labels", "label_ids", "class", "intent", "category"),
@@ -81,14 +83,15 @@ class Table:
         return samples if label is None else self._labelled(samples, label)
 
     def labels(self, label_column: str | None) -> list[str]:
-        """Returns the labels: those of the label column, or of the only column."""
+        """Returns the labels: those of the label column, or of the only column unless it is one of texts."""
         column = self._label_column(label_column, self.columns)
-        if column is None and (self.pictures or len(self.columns) != 1):
+        only = self.columns[0] if len(self.columns) == 1 and not self.pictures else None
+        if column is None and (only is None or (only != LINES and find_column([only], TEXT_COLUMNS))):
             raise InputError(
                 f"{self.origin}: no column of labels among {_shown(self.columns)}: call it 'label', or name it with "
                 "--label-column; inputs without labels are given with --inputs"
             )
-        labelled = self._labelled(text_samples(self.origin, [""] * self.size), column or self.columns[0])
+        labelled = self._labelled(text_samples(self.origin, [""] * self.size), column or str(only))
         return labelled.label_names()
 
     def _column(self, among: Sequence[str], asked: str | None, option: str) -> str | None:
@@ -145,7 +148,7 @@ def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> 
     else:
         lines = list(_lines(path))
         if suffix == ".txt":
-            table = Table.in_memory(origin, {"text": [line for _, line in lines]})
+            table = Table.in_memory(origin, {LINES: [line for _, line in lines]})
         else:
             table = _rows(origin, ((k, _parsed(path, k, line)) for k, line in lines), "line")
     if not table.size:

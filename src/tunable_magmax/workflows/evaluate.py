@@ -101,34 +101,19 @@ def evaluate(model: Subject, data: Data = None, *, progress: Progress | None = N
 
 def measure(model: Subject, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
     """Does what `evaluate` does, as the options say."""
-    reading, run = options.reading, options.run
-    subject: Path | Recipe
-    merged = model if isinstance(model, Merged) else None
-    if isinstance(model, str | os.PathLike):
-        path = Path(model)
-        if not path.exists() and hub_name(path) is None:
-            raise InputError(
-                f"{path} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a "
-                "model on the Hugging Face hub, org/name@revision"
-            )
-        refuse_run_file(path)
-        merging, recipe = bool(given(options.merging)) or options.preference is not None, path.suffix.lower() in YAML
-        if options.checkpoint and (merging or not is_run(path)):
-            raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
-        if is_run(path):
-            run = path
-            if not merging:
-                return _evaluate_run(Run.open(path), options, progress)
-        elif merging and not recipe:
-            raise InputError(f"{path} is a checkpoint: leave out the options of a merge, or give a run directory")
-        subject = recipe_of(path, None, options.preference, options.merging) if recipe or merging else located(path)
-    owner = None if run is None else Run.open(run)
-    if merged is not None:
+    reading, owner = options.reading, None if options.run is None else Run.open(options.run)
+    subject = _read_subject(Path(model), options) if isinstance(model, str | os.PathLike) else model
+    if isinstance(subject, Run):
+        return _evaluate_run(subject, options, progress)
+    if isinstance(model, str | os.PathLike) and is_run(Path(model)):
+        owner = Run.open(Path(model))
+    merged = subject if isinstance(subject, Merged) else None
+    if isinstance(subject, Merged):
         if owner is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         subject = owner.base
-    elif isinstance(model, Recipe):
-        subject = model.located()
+    elif isinstance(subject, Recipe):
+        subject = subject.located()
     used = find_head(subject, options.head, owner)
     base = subject.base if isinstance(subject, Recipe) else subject
     labelled, origin = open_labelled(options.data, used.head, used.run, reading)
@@ -154,6 +139,24 @@ def measure(model: Subject, options: EvalOptions, progress: Progress | None = No
             stacklevel=2,
         )
     return Evaluation(name, origin, used.source, {name: accuracy}, unreadable, labelled.unknown, report)
+
+
+def _read_subject(path: Path, options: EvalOptions) -> Path | Recipe | Run:
+    """Returns what a path and the options of a merge stand for: a checkpoint, a merge, or the checkpoints of a run."""
+    if not path.exists() and hub_name(path) is None:
+        raise InputError(
+            f"{path} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a "
+            "model on the Hugging Face hub, org/name@revision"
+        )
+    refuse_run_file(path)
+    merging, configured = bool(given(options.merging)) or options.preference is not None, path.suffix.lower() in YAML
+    if options.checkpoint and (merging or not is_run(path)):
+        raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
+    if configured or (merging and is_run(path)):
+        return recipe_of(path, None, options.preference, options.merging)
+    if merging:
+        raise InputError(f"{path} is a checkpoint: leave out the options of a merge, or give a run directory")
+    return Run.open(path) if is_run(path) else located(path)
 
 
 def _evaluate_run(run: Run, options: EvalOptions, progress: Progress | None) -> Evaluation:

@@ -209,8 +209,8 @@ def test_a_folder_of_pictures_becomes_the_estimate(window, image_run, tmp_path):
     window.locator("#folder").set_input_files(site)
     expect(window.locator("#trust")).to_be_visible(timeout=20_000)
     assert window.locator("#trust-facts div").first.inner_text().split() == ["samples", "9"]
-    expect(window.locator("#presets [aria-pressed=true]")).to_have_text("from labels")
-    expect(window.locator("#judge")).to_have_value("labels")
+    expect(window.locator("#presets [aria-pressed=true]")).to_have_text("from samples")
+    expect(window.locator("#judge")).to_have_value("samples")
     assert window.locator(".band:visible").count() == 2
     expect(window.locator(".sample img")).to_have_count(9)
     measured(window)
@@ -228,10 +228,10 @@ def test_samples_given_at_the_start_without_the_other_tasks(open_page, image_run
     monkeypatch.setattr(studio, "_take_site", lambda *args: release.wait(20) and take(*args))
     with serving(studio) as address:
         window = open_page(address)
-        preset = window.locator("#presets [data-preset=inputs]")
-        expect(preset).to_have_text("from inputs: reading samples …")
+        preset = window.locator("#presets [data-preset=samples]")
+        expect(preset).to_have_text("from samples: reading …")
         release.set()
-        expect(preset).to_have_text("from inputs", timeout=20_000)
+        expect(preset).to_have_text("from samples", timeout=20_000)
         window.locator("#only").select_option("only-0")
         measured(window)
         expect(window.locator("#tradeoff-about")).to_contain_text("These samples hold none of the other tasks")

@@ -217,12 +217,12 @@ def test_samples_with_unknown_labels_are_left_out_of_accuracies_alone(page, imag
     name = page.upload({**files, f"{strange}/other.png".removeprefix("/"): image_png(image_run, "grey")})
     page.post(f"/api/uploads/{name}/estimate", {"labels": True}, 202)
     facts = page.wait("samples", upload=name)
-    assert (facts["samples"], facts["labelled"], facts["unknown_labels"], facts["preset"]) == (6, 5, 1, "labels")
+    assert (facts["samples"], facts["labelled"], facts["unknown_labels"]) == (6, 5, 1)
     shown = "zebra" if strange == "zebra" else "(no class folder)"
     told = f"1 of 6 labels are no class of the run, so these samples are left out of accuracies: {shown!r}"
     assert [text for text in facts["warnings"] if "labels" in text] == [told]
     assert not any("no class of the head" in text for text in page.get("/api/state")["warnings"])
-    assert page.measure(preset="labels", data="site")["overall"]["samples"] == 5
+    assert page.measure(preset="samples", data="site")["overall"]["samples"] == 5
     assert shown in [row["label"] for row in page.get("/api/samples?count=100")["samples"]]
     page.ask("DELETE", f"/api/uploads/{name}")
 
@@ -240,19 +240,19 @@ def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
     name = page.upload({**files, "mine/red/copy.png": copy})
     page.post(f"/api/uploads/{name}/estimate", {"labels": True}, 202)
     facts = page.wait("samples", upload=name)
-    assert (facts["samples"], facts["copies"], facts["labelled"], facts["preset"]) == (9, 1, 9, "labels")
+    assert (facts["samples"], facts["copies"], facts["labelled"]) == (9, 1, 9)
     state = page.get("/api/state")
     assert [data["id"] for data in state["data"]] == ["given", "site"]
-    assert [preset["id"] for preset in state["presets"]][:3] == ["equal", "labels", "inputs"]
+    assert [preset["id"] for preset in state["presets"]][:2] == ["equal", "samples"]
+    preset = state["presets"][1]
+    assert preset["method"] == "label"
     assert all(
-        low <= weight <= high
-        for preset in state["presets"][1:3]
-        for weight, (low, high) in zip(preset["weights"], preset["intervals"], strict=True)
+        low <= weight <= high for weight, (low, high) in zip(preset["weights"], preset["intervals"], strict=True)
     )
-    point = page.measure(preset="labels", data="site")
+    point = page.measure(preset="samples", data="site")
     assert point["overall"]["samples"] == 9
     assert "site" in [other["data"] for other in page.get("/api/points")["points"]]
-    assert "--preference" in page.post("/api/command", {"point": {"preset": "labels"}})["tailor"]
+    assert "--preference" in page.post("/api/command", {"point": {"preset": "samples"}})["tailor"]
     shown = page.get("/api/samples?count=100")
     assert shown["total"] == shown["shown"] == 9
     assert all(row["picture"].startswith("data:image/png;base64,") for row in shown["samples"])

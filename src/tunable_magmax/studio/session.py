@@ -145,7 +145,7 @@ class Studio:
     def _add_presets(self, presets: Sequence[Preset]) -> None:
         """Adds presets after equal weights; those of the same ids are replaced."""
         known = {**self.presets, **{preset.id: preset for preset in presets}}
-        order = ["equal", "given", "labels", "inputs", *known]
+        order = ["equal", "given", "samples", *known]
         self.presets = {name: known[name] for name in order if name in known}
 
     # -- the state ---------------------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ class Studio:
     def state(self) -> dict[str, Any]:
         """Returns everything that the page shows first."""
         run, informed = self.run, self.run.label_tables is not None
-        dropped = [self.site.chosen] if self.site is not None and self.site.upload is not None else []
-        order = [*dropped, "given", "labels", "inputs", "equal"]
+        dropped = self.site is not None and self.site.upload is not None
+        order = ["samples", "given", "equal"] if dropped else ["given", "samples", "equal"]
         preset = next(self.presets[name] for name in order if name in self.presets)
         method = usual_method(preset.preference.weights, self.no_tsv)
         start = {
@@ -259,9 +259,7 @@ class Studio:
             self._forget_site()
             if site.labelled:
                 self.data["site"] = self.scores.open_data("site", place, mixed=True, limit=self.options.samples)
-        for name in ("labels", "inputs"):
-            self.presets.pop(name, None)
-        self._add_presets(list(site.presets.values()))
+        self._add_presets([site.preset])
         self.site = replace(site, upload=upload)
         self.events.publish("samples", self.site.to_dict())
 

@@ -6,7 +6,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False)
 class SiteSamples:
-    """Samples of a site with their estimates. `place`: their folder or table; `chosen`: the preset to begin with.
+    """Samples of a site with their estimate, the `preset`. `place`: their folder or table.
 
     `known`: the class of the head that a sample's label is, by position; `unknown`: labels that are none. `used`:
     samples that the estimate is from, `copies` and `unreadable` ones; `upload`: the upload that they are.
@@ -54,8 +54,7 @@ class SiteSamples:
     samples: Samples
     known: Mapping[int, str]
     unknown: int
-    presets: Mapping[str, Preset]
-    chosen: str
+    preset: Preset
     assigned: Mapping[int, Assigned]
     used: int
     copies: int
@@ -85,11 +84,10 @@ class SiteSamples:
             "unreadable": self.unreadable,
             "labelled": len(self.known),
             "unknown_labels": self.unknown,
-            "preset": self.chosen,
             "tasks": Counter(item.task for item in some),
             "outside": sum(item.outside for item in some) / len(some) if some else None,
             "usual_outside": USUAL_OUTSIDE,
-            "expected_error": self.presets[self.chosen].preference.expected_error,
+            "expected_error": self.preset.preference.expected_error,
             "warnings": self.warnings,
         }
 
@@ -103,44 +101,34 @@ def estimate_site(
     progress: Progress | None = None,
     device: str | None = None,
 ) -> SiteSamples:
-    """Estimates weights from samples: from inputs, and from labels where there are any; saves both as preferences.
+    """Estimates weights from samples, and saves them as a preference: from labels if `use_labels` and most have one.
 
-    `use_labels`: whether those from labels are the ones to begin with. `classes`: those of the head.
+    `classes`: those of the head.
     """
     samples = open_samples(place)
     known, unknown = known_labels(samples, classes) if samples.labels is not None else ({}, [])
     labelled = mostly_known(len(known), len(samples))
-    sources = {"inputs": SiteSources(inputs=place), **({"labels": SiteSources(labelled=place)} if labelled else {})}
-    sites = {name: Site(run, source, Reading(device=device), 0, progress) for name, source in sources.items()}
-    presets, problems = dict[str, Preset](), dict[str, InputError]()
+    site = Site(run, SiteSources(inputs=place), Reading(device=device), 0, progress)
     with collected_warnings() as texts:
-        for name, site in sites.items():
-            try:
-                found = find_preference(site)
-            except InputError as error:
-                problems[name] = error
-                continue
-            file = out / f"site-{name}.json"
-            found.save(file)
-            presets[name] = Preset(name, f"from {name}", found, file)
-    if not presets:
-        raise next(iter(problems.values()))
-    # Labels are used where they are, and those of no task are told below.
+        estimated = replace(site, sources=SiteSources(labelled=place)) if labelled and use_labels else site
+        preference = find_preference(estimated)
+        preset = Preset("samples", "from samples", preference, out / "site-samples.json")
+        preference.save(out / "site-samples.json")
+        assigned = assign(site, preference)
+    # Whether labels are used was asked, and those of no task are told below.
     told = ("labels in place", "belong to no task") if unknown else ("labels in place",)
     warnings = [text for text in dict.fromkeys(texts()) if not any(part in text for part in told)]
     if unknown:
         use = "these samples are left out of accuracies" if labelled else "no labels are used"
         names = some_of(dict.fromkeys(unknown), show=lambda name: repr(shortened(name)))
         warnings.append(f"{len(unknown)} of {len(samples)} labels are no class of the run, so {use}: {names}")
-    chosen, site = "labels" if use_labels and "labels" in presets else next(iter(presets)), sites["inputs"]
     return SiteSamples(
         place=place,
         samples=samples,
         known={position: classes[index] for position, index in known.items()},
         unknown=len(unknown),
-        presets=presets,
-        chosen=chosen,
-        assigned=assign(site, presets[chosen].preference),
+        preset=preset,
+        assigned=assigned,
         used=len(site.rows) or len(samples),
         copies=site.facts.get("copies", 0),
         unreadable=site.facts.get("unreadable", 0),

@@ -5,10 +5,7 @@ const METHOD_NAMES = {
   tunable_magmax: "Tunable MAGMAX", tsv: "singular vectors (tsv)", magmax: "MAGMAX", average: "weighted average",
   random_mix: "random mix",
 };
-const ESTIMATES = {
-  labels: { title: "from labels", without: "Needs samples with labels: drop them under “Your samples”." },
-  inputs: { title: "from inputs", without: "Needs samples: drop them under “Your samples”." },
-};
+const WITHOUT = "Needs samples: drop them under “Your samples”.";
 
 studio.methodName = (name) => METHOD_NAMES[name] ?? name;
 
@@ -37,10 +34,7 @@ const buildPresets = () => {
   const { presets } = studio.state.facts;
   const plain = presets.filter((preset) => !preset.id.startsWith("only-"));
   const buttons = plain.map((preset) => presetButton(preset.id, preset.title, presetFacts(preset), false));
-  for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
-    if (plain.some((preset) => preset.id === id)) continue;
-    buttons.push(presetButton(id, title, without, true));
-  }
+  if (!studio.preset("samples")) buttons.push(presetButton("samples", "from samples", WITHOUT, true));
   studio.find("presets").replaceChildren(...buttons);
   const only = presets.filter((preset) => preset.id.startsWith("only-"));
   studio.find("only").replaceChildren(option("", "only …"), ...only.map((preset) => option(preset.id, preset.title)));
@@ -57,7 +51,7 @@ const presetFacts = (preset) => {
 const presetButton = (id, title, facts, missing) => {
   const waits = missing && studio.state.facts.reading;
   return studio.element("button", {
-    type: "button", textContent: waits ? `${title}: reading samples …` : title, title: facts, disabled: waits,
+    type: "button", textContent: waits ? `${title}: reading …` : title, title: facts, disabled: waits,
     className: missing ? "missing" : "", attributes: { "data-preset": id },
     on: { click: () => (missing ? studio.pointToSamples(facts) : studio.usePreset(id)) },
   });

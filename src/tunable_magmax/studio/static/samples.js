@@ -39,7 +39,7 @@ const drawTrust = (facts) => {
 // -- groups -----------------------------------------------------------------------------------------------------------
 
 const drawGroups = (facts) => {
-  const key = facts && JSON.stringify([facts.upload, facts.samples, facts.tasks, facts.preset]);
+  const key = facts && JSON.stringify([facts.upload, facts.samples, facts.tasks]);
   if (key === shownFor) return;
   shownFor = key;
   generation += 1;

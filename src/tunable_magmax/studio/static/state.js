@@ -52,7 +52,7 @@ studio.usePreset = (id) => {
 /** The estimate that bands show: the chosen preset's, else that of the samples, else any that has intervals. */
 studio.estimate = () => {
   const { facts, now } = studio.state;
-  const known = [studio.preset(now.preset), studio.preset(facts.samples?.preset), ...facts.presets];
+  const known = [studio.preset(now.preset), studio.preset("samples"), ...facts.presets];
   return known.find((preset) => preset?.intervals) ?? null;
 };
 
@@ -91,7 +91,7 @@ studio.isNow = (point) => {
 };
 
 // Presets of weights alone (equal, only X) mean the same by hand; those that samples gave have a prior of their own.
-const ownPrior = (id) => (["given", "labels", "inputs", "labelled"].includes(id) ? id : null);
+const ownPrior = (id) => (["given", "samples"].includes(id) ? id : null);
 
 studio.addPoint = (point) => {
   point.accuracies = point.tasks?.map((task) => task.accuracy) ?? null; // asked for in every frame

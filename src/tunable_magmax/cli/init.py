@@ -45,21 +45,20 @@ def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
 def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     given = made.inputs
     yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base}"
-    rows = []
+    rows, profiles = [], made.profiles
     for name, found in given.tasks.items():
         data = ""
-        if name in made.profiles:
-            _, profile = made.profiles[name]
+        if name in given.data and (profile := profiles.get(name)) is not None:
             classes = sum(count > 0 for count in profile.label_counts)
             data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in given.data:
-            data = f"profile of {given.places[name]}"
+            data = f"profile of {given.data[name].origin}"
         rows.append([name, str(found), data])
     yield from table(rows)
     if dry_run:
         return
     run, first = shlex.quote(str(given.path)), shlex.quote(next(iter(given.tasks)))
-    missing = made.without_profile
+    missing = [name for name in given.tasks if name not in profiles]
     yield "next:"
     if missing:
         yield f"  tmx init {run} --data {shlex.quote(missing[0])}=DATA  # {plural(len(missing), 'task')} to go"

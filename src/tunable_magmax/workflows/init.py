@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,15 +46,14 @@ HeadSource: TypeAlias = Path | list[str] | Samples
 class InitInputs:
     """A run that is to be made or added to.
 
-    `data`: samples of tasks; `held_out`: those that were not trained on. `places`: where they are. `nameless`: the
-    labels of the classifiers whose order of classes only their predictions can show.
+    `data`: samples of tasks; `held_out`: those that were not trained on. `nameless`: the labels of the classifiers
+    whose order of classes only their predictions can show.
     """
 
     path: Path
     is_new: bool
     base: Path
     tasks: Mapping[str, Path]
-    places: Mapping[str, Path]
     data: Mapping[str, Samples]
     held_out: Mapping[str, Samples]
     nameless: Mapping[str, tuple[str, ...]]
@@ -63,30 +62,37 @@ class InitInputs:
 
 @dataclass(frozen=True)
 class InitResult:
-    """A run that was made or added to, or would be: with the profiles of its data and what it keeps, by task."""
+    """A run that was made or added to; `run` is None of one that would be."""
 
     inputs: InitInputs
-    profiles: Mapping[str, tuple[Path, Profile]] = field(default_factory=dict)
-    kept: Mapping[str, KeptEntry | None] = field(default_factory=dict)
+    run: Run | None = None
     notes: tuple[str, ...] = ()
-    without_profile: tuple[str, ...] = ()
-    """The tasks whose data is not known yet."""
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The profiles of the run, by task."""
+        pairs = () if self.run is None else zip(self.run.labels, self.run.profiles, strict=True)
+        return {name: profile for name, profile in pairs if profile is not None}
+
+    @property
+    def kept(self) -> dict[str, KeptEntry]:
+        """What the run keeps of each task, by task."""
+        pairs = () if self.run is None else zip(self.run.labels, self.run.kept, strict=True)
+        return {name: entry for name, entry in pairs if entry is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON."""
         facts = ("path", "kind", "source", "samples", "per_class", "asked", "bytes")
-        tasks = []
+        tasks, profiles, kept = [], self.profiles, self.kept
         for name, checkpoint in self.inputs.tasks.items():
-            place, kept, profile = self.inputs.places.get(name), self.kept.get(name), self.profiles.get(name)
-            tasks.append(
-                {
-                    "name": name,
-                    "checkpoint": str(checkpoint),
-                    "data": None if place is None else str(place),
-                    "profile": None if profile is None else {"path": str(profile[0]), **profile[1].to_dict()},
-                    "kept": None if kept is None else {fact: getattr(kept, fact) for fact in facts},
-                }
-            )
+            made: dict[str, Any] = {"data": None, "profile": None, "kept": None}
+            if name in self.inputs.data:
+                made["data"] = self.inputs.data[name].origin
+            if self.run is not None and name in profiles:
+                made["profile"] = {"path": str(self.run.profile_path(name)), **profiles[name].to_dict()}
+            if name in kept:
+                made["kept"] = {fact: getattr(kept[name], fact) for fact in facts}
+            tasks.append({"name": name, "checkpoint": str(checkpoint), **made})
         about = {"run": str(self.inputs.path), "new": self.inputs.is_new, "base": str(self.inputs.base)}
         return {**about, "tasks": tasks, "notes": list(self.notes)}
 
@@ -117,9 +123,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
     run = _written(inputs, options, progress)
     how: dict[str, Any] = {"rows": reading.max_samples or ROWS, "batch": reading.batch, "progress": progress}
     base = _base_encoder(run, reading.device) if data else None
-    profiles: dict[str, tuple[Path, Profile]] = {}
-    kept: dict[str, KeptEntry | None] = dict(zip(run.labels, run.kept, strict=True))
-    for name, samples in data.items():
+    for done, (name, samples) in enumerate(data.items()):
         try:
             encoder = load_encoder(run.checkpoints[name], reading.device, assets=run.base)
             profile, file = make_profile(name, samples, encoder, base=base, **how), run.profile_path(name)
@@ -129,8 +133,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             profile.save(file)
             # After each, so that what was made is kept if a later one fails.
             run.register_profile(name)
-            profiles[name] = file, profile
-            kept[name] = keep_samples(
+            entry = keep_samples(
                 run,
                 name,
                 held_out.get(name, samples),
@@ -138,14 +141,13 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
                 source="evaluation" if name in held_out else "training",
                 size=encoder.picture_size,
             )
-            run.register_kept(name, kept[name])
+            run.register_kept(name, entry)
         except InputError as error:
             raise InputError(
-                f"{error}\n{path} is there, with {len(profiles)} of {len(data)} profiles; make the others by "
+                f"{error}\n{path} is there, with {done} of {len(data)} profiles; make the others by "
                 f"`tmx init {path} --data {name}=DATA`"
             ) from None
-    missing = tuple(label for label, profile in zip(run.labels, run.profiles, strict=True) if profile is None)
-    return InitResult(inputs, profiles, kept, tuple(notes), missing)
+    return InitResult(inputs, run, tuple(notes))
 
 
 def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None) -> Run:
@@ -237,9 +239,8 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
     if options.head is not None:
         with _collected(problems, f"--head {options.head}: "):
             head = _read_head(options.head, options.reading)
-    places: dict[str, Path] = {}
-    held_out = _read_data("--eval-data", options.eval_data, list(tasks), options.reading, places, problems)
-    data = held_out | _read_data("--data", options.data, list(tasks), options.reading, places, problems)
+    held_out = _read_data("--eval-data", options.eval_data, list(tasks), options.reading, problems)
+    data = held_out | _read_data("--data", options.data, list(tasks), options.reading, problems)
     found = {name: task for name, task in tasks.items() if task is not None}
     nameless: dict[str, tuple[str, ...]] = {}
     if not problems and base is not None:
@@ -254,7 +255,7 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
         listed = problems[0] if len(problems) == 1 else f"nothing was written:\n{bulleted(problems)}"
         raise InputError(listed, problems=problems if len(problems) > 1 else ())
     ordered = {name: data[name] for name in tasks if name in data}
-    return InitInputs(path, is_new, base, found, places, ordered, held_out, nameless, head)
+    return InitInputs(path, is_new, base, found, ordered, held_out, nameless, head)
 
 
 @contextmanager
@@ -347,12 +348,10 @@ def _read_data(
     given: Sequence[str],
     names: Sequence[str],
     reading: Reading,
-    places: dict[str, Path],
     problems: list[str],
 ) -> dict[str, Samples]:
-    """Reads the data of tasks, NAME=DATA; where it is goes into `places`."""
+    """Reads the data of tasks, NAME=DATA."""
     read: dict[str, Samples] = {}
-    seen: dict[str, Path] = {}
     for text in given:
         with _collected(problems, f"{option} {text}: "):
             name, place = _named(text)
@@ -361,9 +360,8 @@ def _read_data(
                 raise InputError(f"no task is called {name!r}{hint}; give NAME=DATA with one of {known}")
             if not place.exists():
                 raise InputError(f"{place} does not exist")
-            if name in seen:
-                raise InputError(f"{name} has {seen[name]} already; put its data into one file or folder")
-            seen[name] = places[name] = place
+            if name in read:
+                raise InputError(f"{name} has {read[name].origin} already; put its data into one file or folder")
             read[name] = _labelled(place, reading)
     return read
 

@@ -31,7 +31,7 @@ from tunable_magmax.engines.outputs import (
 from tunable_magmax.engines.settings import Additions, Output, Place, take
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
-from tunable_magmax.merging.budget import by_task, named_tasks
+from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.options import Options, takes_options
@@ -79,7 +79,7 @@ def merge_checkpoints(
     """
     tasks, names = named_tasks(tasks, names)
     writing, place = take(Output, options), take(Place, options)
-    read = read_options(len(tasks), **by_task(options, names))
+    read = read_options(len(tasks), names, **options)
     target, started = Path(out), time.time()
     bound, shard, notify = writing.memory_bytes, writing.shard_bytes(target), notify or (lambda note: None)
     if additions is not None and shard is None:

@@ -180,8 +180,3 @@ def in_order(values: Any, names: Sequence[str] | None, what: str = "weights") ->
     if not values:
         raise InputError(f"{what} are an empty mapping: name at least one of {some_of(names)}")
     return [values.get(name, 0) for name in names]
-
-
-def by_task(options: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the options of a merge with weights and budget in training order."""
-    return {**options, **{key: in_order(options.get(key), names, key) for key in ("weights", "budget")}}

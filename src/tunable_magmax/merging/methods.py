@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.merging.budget import split, whole_numbers
+from tunable_magmax.merging.budget import in_order, split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements, PlaneRows
@@ -424,14 +424,18 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def read_options(tasks: int, **given: Any) -> Options:
+def read_options(tasks: int, names: Sequence[str] | None = None, **given: Any) -> Options:
     """Checks the options of a merge, which are those of `merge_state_dicts`, as far as that needs no checkpoints.
+
+    Weights and budget may be by name if the tasks have names.
 
     >>> read_options(2, method="average", weights=[1, 3]).weights
     (Fraction(1, 1), Fraction(3, 1))
     """
     if given.get("scale") is None:
         given["scale"] = getattr(given.get("weights"), "scale", None)  # that of a preference
+    for shares in ("weights", "budget"):
+        given[shares] = in_order(given.get(shares), names, shares)
     if tasks == 0:
         raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
     name = given["method"] = method_named(given.get("method") or USUAL["method"])

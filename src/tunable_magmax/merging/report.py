@@ -208,24 +208,19 @@ class MergeReport:
 
 def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
     """Returns the options that shaped a result; `reads` are those that only some methods read."""
-    used: dict[str, Any] = {
-        "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
-        "budget": options.budget,
-        "scale": options.scale,
-        "out_dtype": options.out_dtype,
-        "include": options.include,
-        "exclude": options.exclude,
-    }
-    if options.fitted_head is not None:
-        used["fitted_head"] = options.fitted_head.digest
-    if options.adapter is not None:
-        used["adapter"] = options.adapter
-    for name in reads:
-        value = getattr(options, name)
-        if isinstance(value, tuple):
-            value = [_decimal(each) for each in value]
-        used[name] = _decimal(value) if isinstance(value, Fraction) else value
-    return used
+    files = [name for name in ("fitted_head", "adapter") if getattr(options, name) is not None]
+    names = ("weights", "budget", "scale", "out_dtype", "include", "exclude", *files, *reads)
+    return {name: _as_reported(getattr(options, name)) for name in names}
+
+
+def _as_reported(value: Any) -> Any:
+    """Returns an option for JSON: exact numbers as text that reads back as exactly them, short if that does."""
+    if isinstance(value, Fraction):
+        short = str(int(value) if value.denominator == 1 else float(value))
+        return short if Fraction(short) == value else str(value)
+    if isinstance(value, tuple) and any(isinstance(each, Fraction) for each in value):
+        return [_as_reported(each) for each in value]
+    return getattr(value, "digest", value)
 
 
 def matched_scale(last_square: float, merged_square: float) -> float:
@@ -248,9 +243,3 @@ def significant(value: float) -> float:
     0.666667
     """
     return float(f"{value:.5e}")
-
-
-def _decimal(value: Fraction) -> str:
-    """Returns a text that reads back as exactly this value: short if it can be, else as a fraction."""
-    short = str(int(value) if value.denominator == 1 else float(value))
-    return short if Fraction(short) == value else str(value)

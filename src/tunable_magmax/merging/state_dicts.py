@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.merging.budget import by_task, named_tasks
+from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
@@ -97,7 +97,7 @@ def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | 
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
     start, ends, names = _opened(base, tasks)
-    read = read_options(len(ends), **by_task(options, names))
+    read = read_options(len(ends), names, **options)
     layout, labels = _layout_of([start, *ends], read, unused_options(read))
     with torch.no_grad(), merge_in_memory(layout, start, ends, read, labels, threads) as merge:
         merge.survey()
@@ -269,7 +269,7 @@ class MergeSession:
             raise InputError("this MergeSession is closed: open another one")
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
-        options = read_options(len(self._tasks), **self._patterns, **by_task(given, self._names))
+        options = read_options(len(self._tasks), self._names, **self._patterns, **given)
         merge, method = self._merge, METHODS[options.method](options, len(self._tasks), reusable=True)
         merge.restart(options, method)
         merge.decide()

@@ -29,10 +29,6 @@ Keys = NDArray[np.uint64]
 
 SLOTS = 64
 """Each tensor's elements start at a slot that is a multiple of this, so that no two tensors share a word of a plane."""
-NARROW_DIGITS = ((20, 11), (10, 10), (0, 10))
-WIDE_DIGITS = ((52, 11), (41, 11), (30, 11), (19, 11), (8, 11), (0, 8))
-"""How the bit pattern of a magnitude, its code, is cut into digits (shift, bits): 31 bits of a float32, 63 of a
-float64. The patterns of non-negative floats have the order of the floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ class Kernels(Protocol):
         """Returns memory for values on the device."""
 
     def plane_bytes(self, slots: int) -> int:
-        """Returns the memory that a row of planes takes."""
+        """Returns the memory of this machine that a row of planes takes."""
 
     def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
         """Returns rows of bits, all 0; in the file `spill` if one is named."""

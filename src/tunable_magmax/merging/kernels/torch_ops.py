@@ -78,7 +78,7 @@ class TorchKernels:
         self.chunk, self.span = (1 << 18, 1 << 22) if device.type == "cpu" else (1 << 24, 1 << 30)
 
     def plane_bytes(self, slots: int) -> int:
-        return slots
+        return slots if self.device.type == "cpu" else 0  # a GPU keeps planes in its own memory, and never on disk
 
     def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
         if spill is None:

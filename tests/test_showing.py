@@ -49,12 +49,6 @@ def test_tables_for_pandas(monkeypatch):
         site.to_frame()
 
 
-def test_a_notebook_shows_weights_as_a_table_without_letting_names_through():
-    shown = tmx.Preference((3, 1), tasks=("<b>birds</b>", "cars"))._repr_html_()
-    assert "&lt;b&gt;birds" in shown
-    assert "<td>0.2500</td>" in shown
-
-
 def test_the_package_shows_its_public_names_alone():
     assert set(tmx._HOMES) < set(tmx.__all__)
     assert dir(tmx) == sorted(tmx.__all__)

@@ -1,9 +1,8 @@
-"""How results show themselves in Python: short texts, tables for notebooks, and pandas frames."""
+"""How results show themselves in Python: short texts and pandas frames."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
@@ -30,22 +29,6 @@ def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5)
     largest = sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:limit]
     more = f" and {len(shares) - limit:,} more" if len(shares) > limit else ""
     return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
-
-
-def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:
-    """Returns a table for a notebook; the first column is text, the others are numbers.
-
-    >>> html_table(["task", "weight"], [["a < b", "0.5"]], "site").splitlines()[-2]
-    '<tr><td style="text-align: left">a &lt; b</td><td>0.5</td></tr>'
-    """
-
-    def row(cells: Sequence[object], tag: str) -> str:
-        first, *rest = (escape(str(cell)) for cell in cells)
-        left = f'<{tag} style="text-align: left">{first}</{tag}>'
-        return f"<tr>{left}{''.join(f'<{tag}>{cell}</{tag}>' for cell in rest)}</tr>"
-
-    lines = [row(header, "th"), *(row(cells, "td") for cells in rows)]
-    return "\n".join(["<table>", f"<caption>{escape(caption)}</caption>", *lines, "</table>"])
 
 
 def data_frame(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], name: str) -> pandas.DataFrame:

@@ -29,7 +29,7 @@ from tunable_magmax.preference.shares import (
     read_shares,
     task_count,
 )
-from tunable_magmax.showing import data_frame, html_table, plural, shown_shares
+from tunable_magmax.showing import data_frame, plural, shown_shares
 
 if TYPE_CHECKING:
     import pandas
@@ -127,16 +127,6 @@ class Preference:
         if not isinstance(samples, int):
             return self.method
         return f"{self.method}, {plural(samples, 'sample')}"
-
-    def _repr_html_(self) -> str:
-        """Returns the weights as a table for a notebook."""
-        ends = self.intervals or [None] * len(self.weights)
-        rows = [
-            [label, f"{weight:.4f}", *([] if pair is None else [f"{pair[0]:.3f} to {pair[1]:.3f}"])]
-            for label, weight, pair in zip(self._labels, self.weights, ends, strict=True)
-        ]
-        header = ["task", "weight", *([] if self.intervals is None else ["90% interval"])]
-        return html_table(header, rows, self._source)
 
     def to_frame(self) -> pandas.DataFrame:
         """Returns a row for each task with its weight, and its interval where known, as a pandas frame."""

@@ -8,6 +8,7 @@ import shutil
 import threading
 import warnings
 
+import numpy as np
 import pytest
 from runs.keeping import keep_samples
 
@@ -17,6 +18,7 @@ from tunable_magmax.errors import collected_warnings
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
+from tunable_magmax.studio.scores import compared
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
@@ -282,3 +284,12 @@ def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path,
     assert point["head"] == ("fitted" if kept else "old")
     assert ("old" in [line["name"] for line in point["lines"]]) is kept
     studio.close()
+
+
+@pytest.mark.parametrize(("tasks", "verdict"), [(2, "clearly worse"), (20, "cannot tell")])
+def test_the_best_of_many_tasks_must_be_further_ahead(tasks, verdict):
+    """The best single task was chosen on the samples that it is compared on."""
+    point = np.arange(40) < 20
+    best, worst = np.arange(40) < 28, np.zeros(40, bool)
+    found = compared(point, {"best": best, "base": worst}, np.full(40, 1 / 40), tasks)
+    assert {name: told for name, (_, told) in found.items()} == {"best": verdict, "base": "clearly better"}

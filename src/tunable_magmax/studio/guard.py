@@ -10,7 +10,6 @@ the machine. So each request is checked before anything reads it:
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -81,7 +80,11 @@ class Guard:
             return  # there are no web sockets: the server closes the connection
         refused = self._refusal(scope)
         if refused is not None:
-            await _answer(guarded, refused)
+            from starlette.responses import JSONResponse
+
+            # The request's body is not read, so the connection cannot serve another one.
+            answer = JSONResponse(error_body(refused), refused.status, {"connection": "close"})
+            await answer(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
 
@@ -103,15 +106,6 @@ class Guard:
         if len(tokens) != 1 or not secrets.compare_digest(tokens[0], self._token):
             return Refused(401, "the token is missing or wrong: open the address that tmx studio printed")
         return None
-
-
-async def _answer(send: Send, refused: Refused) -> None:
-    body = json.dumps(error_body(refused)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # The request's body is not read, so the connection cannot serve another one.
-    headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def read_body(request: Any, most: int, what: str) -> bytes:

@@ -79,10 +79,8 @@ def make_app(studio: Studio, port: int, token: str) -> App:
 
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, Refused) else 400 if isinstance(error, InputError) else 500
-        answer = JSONResponse(error_body(error), status)
-        if status == 413:  # the rest of the body is not read
-            answer.headers["connection"] = "close"
-        return answer
+        rest = {"connection": "close"} if status == 413 else None  # the rest of the body is not read
+        return JSONResponse(error_body(error), status, rest)
 
     async def no_such(request: Request, error: HTTPException) -> Response:
         words = {404: "there is nothing at this address", 405: "this address does not take such a request"}

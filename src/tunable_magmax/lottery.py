@@ -42,14 +42,9 @@ def lottery_state(seed: int, stream: int, task: int) -> int:
 
 
 def ticket(lottery_state: int, element: int) -> int:
-    """Returns the lottery number of one element. The kernels do the same on whole arrays."""
-    return mix((lottery_state + GOLDEN * (element + 1)) & MASK)
+    """Returns the lottery number of one element, in [0, 2**64). The kernels do the same on whole arrays.
 
-
-def key(seed: int, stream: int, task: int, element: int) -> int:
-    """Returns the lottery number of `element` for `task` in `stream`, in [0, 2**64).
-
-    >>> key(0, 0, 1, 0) == key(0, 0, 1, 0), key(0, 0, 1, 0) == key(0, 0, 2, 0)
-    (True, False)
+    >>> ticket(lottery_state(0, 0, 1), 0) == ticket(lottery_state(0, 0, 2), 0)
+    False
     """
-    return ticket(lottery_state(seed & MASK, stream & MASK, task & MASK), element)
+    return mix((lottery_state + GOLDEN * (element + 1)) & MASK)

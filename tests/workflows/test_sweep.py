@@ -114,6 +114,13 @@ def test_the_accuracy_of_a_point_is_that_of_the_model_tailored_to_its_weights(im
     assert made["points"][1]["accuracy"] == pytest.approx(found, abs=1e-6)
 
 
+def test_samples_are_opened_before_anything_is_merged(image_run, tmx, tmp_path):
+    (tmp_path / "site").mkdir()
+    route = ["--from", "1,0", "--to", "0,1", "--steps", "2"]
+    result = tmx("sweep", image_run.path, *route, "--data", tmp_path / "site", "-o", tmp_path / "out")
+    assert (result.code, (tmp_path / "out").exists()) == (2, False)
+
+
 def test_a_folder_called_test_is_measured_on(image_run, tmx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image_run.pairs(tmp_path / "test", {"red": 2, "green": 2})

@@ -270,6 +270,8 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
         files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
         beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
         head = (in_run or beside) if run is not None else (beside or in_run)
+    if head is not None and Path(head).is_dir():
+        raise InputError(f"{head} is a directory: give the file of a head")
     if head is not None:
         return UsedHead(load_head(head), str(head), owner)
     if isinstance(model, Recipe):

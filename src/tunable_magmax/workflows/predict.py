@@ -269,6 +269,8 @@ def predict(
     texts, reading, out = options.text, options.reading, options.out
     if out is not None and out.suffix.lower() not in SUFFIXES:
         raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a directory: give the name of a file")
     if not inputs and not texts:
         raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
     missing = [str(path) for path in inputs if not Path(path).exists()]

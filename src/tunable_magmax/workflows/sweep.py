@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench
 from tunable_magmax.evaluation.comparison import sample_weights
+from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.budget import read_weights
@@ -20,7 +21,7 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run, is_run
-from tunable_magmax.workflows.evaluate import find_head, open_labelled
+from tunable_magmax.workflows.evaluate import UsedHead, find_head, open_labelled
 from tunable_magmax.workflows.merge import Notify, merge_recipe, preference_for, recipe_of, unheard
 from tunable_magmax.workflows.options import SUMMARY, Reading, Route, SweepOptions
 from tunable_magmax.workflows.prefer import completed
@@ -30,6 +31,8 @@ FACTORS = ("ties", "task_arithmetic")
 """Methods whose weights are factors and mean what they say; those of the others are shares of their sum."""
 Points: TypeAlias = dict[str, tuple[Fraction, ...]]
 """Weights for the tasks in training order, by the name that the output gets."""
+Judging: TypeAlias = tuple[Run, UsedHead, Labelled]
+"""A run, its head, and the samples that its merges are measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     if options.data is not None and not is_run(source):
         raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")
     weights_by_name = _points(options.route, recipe, method in FACTORS, notify)
+    judging = None if options.data is None else _open_judging(Run.open(source), options.data)  # before it is merged
     reports, points = [], list[SweepPoint]()
     for name, weights in weights_by_name.items():
         merged = recipe.with_options(weights=list(map(str, weights)))
@@ -95,8 +99,8 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
         if progress is not None:
             progress("merge", len(reports), len(weights_by_name))
     samples = None
-    if options.data is not None:
-        scores, samples = _measured(weights_by_name, Run.open(source), method, recipe, options.data, progress)
+    if judging is not None:
+        scores, samples = _measured(weights_by_name, method, recipe, judging, progress)
         points = [
             replace(point, accuracy=accuracy, mix=mix) for point, (accuracy, mix) in zip(points, scores, strict=True)
         ]
@@ -107,13 +111,18 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     return made
 
 
-def _measured(
-    points: Points, run: Run, method: str, recipe: Recipe, data: Any, progress: Progress | None
-) -> tuple[list[tuple[float, float | None]], int]:
-    """Returns accuracy and accuracy on the mix of each point, and the number of samples."""
+def _open_judging(run: Run, data: Any) -> Judging:
+    """Opens the run's head and the samples to measure on."""
     test = str(data) == "test" and not Path("test").exists()
     head = find_head(run.base, None, run)
-    labelled, _ = open_labelled(None if test else data, head.head, run, Reading())
+    return run, head, open_labelled(None if test else data, head.head, run, Reading())[0]
+
+
+def _measured(
+    points: Points, method: str, recipe: Recipe, judging: Judging, progress: Progress | None
+) -> tuple[list[tuple[float, float | None]], int]:
+    """Returns accuracy and accuracy on the mix of each point, and the number of samples."""
+    run, head, labelled = judging
     scores: list[tuple[float, float | None]] = []
     with Bench(run, head=head.frozen, seed=recipe.options.get("seed") or 0, progress=progress) as bench:
         samples = bench.open_labelled("sweep", labelled)

@@ -206,7 +206,7 @@ class Bench:
             for key in [key for key in self._heads if name in key[1][2]]:
                 del self._heads[key]
             self._folded = OrderedDict((key, rows) for key, rows in self._folded.items() if name not in key[1])
-            self._moves = {key: move for key, move in self._moves.items() if name not in key}
+            self._moves = {key: move for key, move in self._moves.items() if f"{name}, some" not in key}
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Bench:
             own = MergeSpec(checkpoint=t + 1)
             rows = self.rows(profile.base_features[chosen] if spec.is_base else profile.features[chosen])
             if anchors and spec != own and site.weights[t] >= LEAST_WEIGHT:
-                key = (t, *(data.name for data, _ in anchors))
+                key = (t, *(some.name for some in anchors))
                 if key not in self._moves:  # f (S'S + I)^-1 S', the same for all models
                     before = self._anchor_rows(own, anchors)
                     gram = before.T @ before + np.eye(before.shape[1])
@@ -356,18 +356,13 @@ class Bench:
             parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 
-    def _anchors(self, site: SiteFacts) -> list[tuple[BenchData, BenchData]]:
-        """Returns what shows how features move, the site's inputs and kept samples: all, and `ANCHORS` of each."""
+    def _anchors(self, site: SiteFacts) -> list[BenchData]:
+        """Returns what shows how features move: `ANCHORS` of the site's inputs, and of its kept samples."""
         given = [data for data in (site.inputs, site.kept) if data is not None]
-        return [(data, data.take(_spread(len(data), ANCHORS), f"{data.name}, some")) for data in given]
+        return [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
 
-    def _anchor_rows(self, spec: MergeSpec, anchors: list[tuple[BenchData, BenchData]]) -> Floats:
-        """Returns the anchors as a model embeds them, unless it embedded all already."""
-        found = []
-        for data, some in anchors:
-            known = self.keeps(spec, data)
-            found.append(self.features(spec, data)[_spread(len(data), ANCHORS)] if known else self.features(spec, some))
-        return self.rows(np.concatenate(found))
+    def _anchor_rows(self, spec: MergeSpec, anchors: list[BenchData]) -> Floats:
+        return self.rows(np.concatenate([self.features(spec, some) for some in anchors]))
 
     # -- classes and tasks -------------------------------------------------------------------------------------------
 

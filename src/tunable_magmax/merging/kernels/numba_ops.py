@@ -18,6 +18,7 @@ from tunable_magmax.merging.kernels import (
     Cut,
     Formula,
     Keys,
+    MappedRows,
     Planes,
     Runs,
     loops,
@@ -41,8 +42,6 @@ class MappedPlanes(MemoryPlanes):
     """Planes in a file, whose pages are let go as soon as a slice has been worked on."""
 
     def __init__(self, rows: int, slots: int, path: Path) -> None:
-        from tunable_magmax.merging.kernels.mapped_rows import MappedRows
-
         self._file = MappedRows(rows, slots // 8, path)
         self.words = self._file.rows(np.uint64)
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Formula, Keys, Planes, Runs
-from tunable_magmax.merging.kernels.mapped_rows import MappedRows
+from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Formula, Keys, MappedRows, Planes, Runs
 
 _TOP_BIT = -(1 << 63)
 

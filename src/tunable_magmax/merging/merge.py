@@ -35,7 +35,7 @@ from tunable_magmax.merging.kernels import (
 )
 from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import METHODS, Method
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.options import FOR_FILES, Options
 from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
 from tunable_magmax.merging.walker import (
@@ -421,8 +421,9 @@ class Merge:
 
     def values(self) -> dict[str, Tensor]:
         """Returns the merged tensors by name. Call it once: vectors that were kept become the output."""
-        if self.options.adapter is not None:
-            raise InputError(f"adapter is {self.options.adapter}, but tensors in memory are merged into a whole model")
+        for name in FOR_FILES:
+            if getattr(self.options, name) is not None:
+                raise InputError(f"{name} is for merges of files; tensors in memory are merged into a whole model")
         out: dict[int, Tensor] = {}
         for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])

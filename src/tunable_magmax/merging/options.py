@@ -123,11 +123,13 @@ USUAL: dict[str, Any] = {
     "normalize": "count",
 }
 """What options are that nobody gives."""
+FOR_FILES = ("fitted_head", "adapter")
+"""Options of merges of files only."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes_options(*groups: type) -> Callable[[Function], Function]:
+def takes_options(*groups: type, without: Sequence[str] = ()) -> Callable[[Function], Function]:
     """Shows the fields of some classes of options in the signature of a function, in place of its **options.
 
     >>> @takes_options(Options)
@@ -143,6 +145,7 @@ def takes_options(*groups: type) -> Callable[[Function], Function]:
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=USUAL.get(field.name, field.default))
             for group in groups
             for field in fields(group)
+            if field.name not in without
         ]
         first = sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in kept)
         parameters = kept[:first] + ours + kept[first:]

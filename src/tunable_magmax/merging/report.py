@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, bulleted, one_line
 from tunable_magmax.files import parse_json
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.options import FOR_FILES, Options
 from tunable_magmax.showing import data_frame, plural, shown_shares
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class MergeReport:
 
 def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
     """Returns the options that shaped a result; `reads` are those that only some methods read."""
-    files = [name for name in ("fitted_head", "adapter") if getattr(options, name) is not None]
+    files = [name for name in FOR_FILES if getattr(options, name) is not None]
     names = ("weights", "budget", "scale", "out_dtype", "include", "exclude", *files, *reads)
     return {name: _as_reported(getattr(options, name)) for name in names}
 

@@ -19,7 +19,7 @@ from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
-from tunable_magmax.merging.options import Options, takes_options
+from tunable_magmax.merging.options import FOR_FILES, Options, takes_options
 from tunable_magmax.merging.report import MergeReport, matched_scale
 from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for, working_dtype
 from tunable_magmax.showing import plural
@@ -81,7 +81,7 @@ class Merged:
         return model
 
 
-@takes_options(Options)
+@takes_options(Options, without=FOR_FILES)
 def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | None = None, **options: Any) -> Merged:
     """Merges task checkpoints, given in training order, into the base; all are dicts of tensors, or modules.
 

@@ -64,7 +64,7 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
         yield f"  tmx init {run} --data {shlex.quote(missing[0])}=DATA  # {plural(len(missing), 'task')} to go"
         yield f"  tmx tailor {run} --weights {first}=1 -o site-model  # or by opinion, without data"
     else:
-        yield f"  tmx tailor {run} --inputs SITE -o site-model  # SITE: unlabelled samples of the site"
+        yield f"  tmx tailor {run} --inputs SITE -o site-model  # SITE: unlabelled samples"
 
 
 def _kept(made: InitResult) -> Iterator[str]:

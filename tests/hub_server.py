@@ -151,12 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.private.add(repo)
         self.answer(200 if new else 409, {"url": f"{self.hub.address}/{repo}", "name": repo, "id": repo})
 
-    def branch(self, body: bytes, repo: str, branch: str) -> None:
-        branches = self.hub.repos[repo]
-        code = 409 if branch in branches else 201
-        branches.setdefault(branch, dict(branches["main"]))
-        self.answer(code, {})
-
     def valid_card(self, body: bytes) -> None:
         self.answer(200, {"errors": [], "warnings": []})
 
@@ -204,7 +198,6 @@ ROUTES = [
     (("GET",), rf"/api/models/{_REPO}/tree/([^/]+).*", _Handler.tree),
     (("GET", "HEAD"), rf"/{_REPO}/resolve/([^/]+)/(.+)", _Handler.resolve),
     (("POST",), r"/api/repos/create", _Handler.create),
-    (("POST",), rf"/api/models/{_REPO}/branch/(.+)", _Handler.branch),
     (("POST",), r"/api/validate-yaml", _Handler.valid_card),
     (("POST",), rf"/api/models/{_REPO}/preupload/(.+)", _Handler.preupload),
     (("POST",), rf"/{_REPO}\.git/info/lfs/objects/batch", _Handler.batch),

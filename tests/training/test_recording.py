@@ -17,6 +17,7 @@ import transformers
 from models import tiny
 
 import tunable_magmax as tmx
+from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import load_image_processor
 from tunable_magmax.models.state import read_state
@@ -277,3 +278,11 @@ def test_pictures_without_an_image_processor_are_recorded_without_a_profile(tmp_
         transformers.Trainer(model, args, **options).train()
     run = Run.open(tmp_path / "run")
     assert (run.names, run.profiles, run.kept) == (("colours",), (None,), (None,))
+
+
+def test_numbers_in_data_are_names(tmp_path):
+    names = {0: "greet", 1: "bye"}
+    (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
+    for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
+        samples = open_labelled(data, names)
+        assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]

@@ -118,3 +118,15 @@ def test_all_problems_at_once(tmp_path):
     for value in ("'batchh'", "'means'", "seed is -1"):
         assert value in said
     assert len(said.splitlines()) == 12  # the first line, and a line for each problem
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        ({"source": "file"}, "head.file"),
+        ({"source": "builtin", "logit_scale": 3}, "logit_scale"),
+        ({"templates": [1]}, "head.templates is [1]"),
+    ],
+)
+def test_heads_that_contradict_themselves(head, says):
+    assert says in problems({**PLAIN, "head": head})

@@ -177,6 +177,10 @@ def test_a_mended_configuration_may_use_the_directory_where_nothing_was_made(tmp
     config = toy.config(tmp_path, train={"freeze": ["embeddings.*"]})
     train(config, out)
     assert "embeddings.*" in (out / "config.yaml").read_text()
+    base, last = (load_file(out / name / "model.safetensors") for name in ("base", "task-02"))
+    changed = {name for name in base if not torch.equal(base[name], last[name])}
+    assert changed
+    assert not any(name.startswith("embeddings.") for name in changed)
     assert train(config, out).trained == 0
 
 

@@ -37,7 +37,9 @@ def tensor(begin: int, end: int, *, dtype: Any = "U8", shape: Any = None) -> dic
 
 def test_tensors_are_in_file_order_and_pieces_fit_together(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(header({"b": tensor(4, 9), "nothing": tensor(4, 4), "a": tensor(0, 4)}, b"aaaabcdef"))
+    path.write_bytes(
+        header({"__metadata__": None, "b": tensor(4, 9), "nothing": tensor(4, 4), "a": tensor(0, 4)}, b"aaaabcdef")
+    )
     with open_checkpoint(path) as checkpoint:
         assert list(checkpoint.tensors) == ["a", "nothing", "b"]
         assert checkpoint.files == (path,)

@@ -35,7 +35,8 @@ class SafetensorsFile(Checkpoint):
         self._file = PositionedFile(path)
         try:
             header, self._data_start = _read_header(self._file)
-            metadata = header.pop("__metadata__", {})
+            metadata = header.pop("__metadata__", None)
+            metadata = {} if metadata is None else metadata
             if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
                 raise _DamagedError("'__metadata__' in its header must map names to texts")
             entries = [_entry(name, value) for name, value in header.items()]

@@ -132,13 +132,12 @@ class Inputs:
         self._stack.close()
 
     def warnings(self) -> Iterator[str]:
+        """Yields which tasks are the base, or another task."""
+        known = {self.paths[0].resolve(): "the base checkpoint itself"}
         for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
-            if path.resolve() == self.paths[0].resolve():
-                yield f"{label} is the base checkpoint itself"
-        first: dict[Path, str] = {}
-        for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
-            if first.setdefault(path.resolve(), label) != label:
-                yield f"{label} is the same checkpoint as {first[path.resolve()]}"
+            own = f"the same checkpoint as {label}"
+            if (same := known.setdefault(path.resolve(), own)) is not own:
+                yield f"{label} is {same}"
 
     def notes(self) -> Iterator[str]:
         """Yields notes for the user before a merge begins."""

@@ -289,7 +289,7 @@ def _learned_names(encoder: Encoder, state: Mapping[str, Tensor], placed: Mappin
         renamed = (
             source in state
             and state[source].shape == tensor.shape
-            and state[source].to(tensor.dtype).equal(placed[name])
+            and state[source].to(placed[name]).equal(placed[name])
         )
         names[name] = source if renamed else name
     return names

@@ -6,7 +6,7 @@ from tunable_magmax.cli.demo import story_lines
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import demo as demonstration
 from tunable_magmax.experiments import glyph_encoder
-from tunable_magmax.experiments.demo import SITES, TAILORED, TASKS, DemoSize, run_demo
+from tunable_magmax.experiments.demo import FITTED, SITES, TAILORED, TASKS, DemoSize, run_demo
 from tunable_magmax.experiments.tables import slug
 from tunable_magmax.workflows.evaluate import evaluate
 
@@ -93,4 +93,6 @@ def test_at_full_size_training_forgets_and_tailored_models_win(tmp_path):
     story = run_demo(tmp_path / "out")
     assert sum(story.learnt) - sum(story.left) > 0.3 * len(TASKS)
     for site in story.sites:
-        assert max(site.accuracy, key=site.accuracy.get) == TAILORED
+        tailored, fitted = site.accuracy[TAILORED], site.accuracy[FITTED]
+        assert tailored > max(each for name, each in site.accuracy.items() if name not in (TAILORED, FITTED)) + 0.1
+        assert tailored > fitted - 0.02

@@ -129,16 +129,16 @@ def _refuse_other_settings(experiment: Experiment, records: Sequence[Record], fi
 
 
 def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields settings with unequal values, by their names with dots; what is no setting any more is left alone.
+    """Yields settings with unequal values, by their names with dots; what only one of the two knows is left alone.
 
     >>> list(_differences({"train": {"lr": 1.0}, "model": "a"}, {"train": {"lr": 2.0}, "model": "b"}))
     [('train.lr', 1.0, 2.0)]
     """
-    for key in sorted(now):
-        mine, theirs = now.get(key), then.get(key)
+    for key in sorted(now.keys() & then.keys()):
+        mine, theirs = now[key], then[key]
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
             yield from _differences(mine, theirs, f"{above}{key}.")
-        elif f"{above}{key}" not in PLACES and mine != theirs and (mine, theirs) != (None, {}):
+        elif f"{above}{key}" not in PLACES and mine != theirs:
             yield f"{above}{key}", mine, theirs
 
 

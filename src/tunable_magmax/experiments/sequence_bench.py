@@ -188,11 +188,15 @@ class SequenceBench:
 
     @cached_property
     def _held(self) -> BenchData:
+        """What best scales are chosen on: held-out training samples, or the kept ones if there are none."""
         positions = sorted(position for task in self.benchmark.tasks for position in task.held)
+        kept = self.trained.kept
+        if not positions and kept is not None and kept.decoded is not None:
+            return kept.decoded
         if not positions:
             raise InputError(
-                "best scales are chosen on held-out training samples, and there are none: raise run.benchmark.holdout, "
-                "or leave rows @best out"
+                "best scales are chosen on held-out or kept training samples, and there are none: raise "
+                "run.benchmark.holdout or run.keep, or leave rows @best out"
             )
         bench = self.trained.bench
         return bench.open_labelled("held", label_samples(self.benchmark.train, bench.classes, None, positions))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -28,10 +27,9 @@ def site(text_run, tmp_path_factory):
     return folder
 
 
-def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
+def test_a_table_that_fits_and_what_it_says(tmx, text_run, site):
     given = ("--preference", site / "site.json", "--data", site / "test.csv", *CPU)
-    result = tmx("compare", text_run.path, *given, "--plot", tmp_path / "p.svg")
+    result = tmx("compare", text_run.path, *given)
     assert (result.code, "warning" in result.err) == (0, False)
     found = json.loads(tmx("compare", text_run.path, *given, "--json").out)
     lines = result.out.splitlines()
@@ -44,16 +42,6 @@ def test_a_table_that_fits_and_what_it_says(tmx, text_run, site, tmp_path):
     assert {row["head"] for row in found["rows"]} <= {"fitted", "old"}
     assert result.out.count(" *") == len([line for line in lines if " *" in line])
     assert all(part in " ".join(result.out.split()) for part in found["summary"])
-    assert (tmp_path / "p.svg").read_text().startswith("<?xml")
-
-
-def test_without_the_extra_for_pictures(tmx, text_run, site, tmp_path, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))
-    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--plot", tmp_path / "p.png")
-    result = tmx("compare", text_run.path, *given)
-    assert result.code == 2
-    assert "tunable-magmax[report]" in result.err
 
 
 @pytest.mark.parametrize(
@@ -65,7 +53,6 @@ def test_without_the_extra_for_pictures(tmx, text_run, site, tmp_path, monkeypat
         ("{run} --preference {site}/site.json --data {new}/empty.csv", "empty.csv"),
         ("{run} --preference {site}/site.json --data {new}/zebra.csv", "'zebra'"),
         ("{run} --preference {site}/site.json --data {new}/bare.csv", "bare.csv"),
-        ("{run} --preference {site}/site.json --plot p.doc", "p.doc"),
         ("{headless} --preference {site}/site.json --data {site}/test.csv", "give head"),
         ("{site} --preference {site}/site.json --data {site}/test.csv", "run.json"),
     ],

@@ -120,14 +120,6 @@ def test_equal_texts_and_equal_pictures_are_copies(tmx, request, tmp_path, kind)
     assert (facts["samples"], facts["copies"], facts["read"]["given_inputs"]) == (3, 6, 9)
 
 
-def test_a_chart(tmx, run, site, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
-    result = tmx("prefer", run, "--labels", site / "labels.txt", "--plot", tmp_path / "new" / "chart.png")
-    assert result.code == 0, result.err
-    assert (tmp_path / "new" / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert "chart: " in result.out
-
-
 def test_unknown_labels_are_named(tmx, run, tmp_path):
     (tmp_path / "l.txt").write_text("bus\nzebra\n")
     result = tmx("prefer", run, "--labels", tmp_path / "l.txt")
@@ -167,7 +159,6 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("\n"), "holds no samples"),
         ("--inputs {site}/x.npy", lambda s: (s / "x.npy").write_bytes(b"x"), "error: "),
         ("--equal -o {run}/run.json", None, "exists and is no preference file"),
-        ("--equal --plot x.xyz", None, "must end in one of .png, .svg, .pdf"),
         ("--equal --seed -1", None, "seed"),
     ],
 )

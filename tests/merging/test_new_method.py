@@ -15,7 +15,7 @@ import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
-from tunable_magmax.merging.methods import ENTRY_POINTS, METHODS, Method, load_method
+from tunable_magmax.merging.methods import ENTRY_POINTS, METHODS, Method, load_method, method_class
 
 TYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
 
@@ -130,9 +130,33 @@ def test_a_class_and_a_class_in_a_file(tmp_path: Path, tmx_command: Any) -> None
     command = ["merge", "--base", paths[0], *tasks, "-o", tmp_path / "out.safetensors", "--scale", "0.5"]
     assert tmx_command(*command, "--method", f"{file}:UpperMedian").code == 0
     spec = load_method(f"{file}:UpperMedian")
-    merged = tmx.merge_state_dicts(states[0], states[1:], method=METHODS[spec], scale=0.5)
+    merged = tmx.merge_state_dicts(states[0], states[1:], method=method_class(spec), scale=0.5)
     found = load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(found[name], merged.state_dict[name]) for name in found)
+    assert spec not in METHODS, "the table is the package's own"
+
+
+def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
+    tmp_path: Path, tmx_command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    spec = f"{tmp_path / 'own.py'}:UpperMedian"
+    places = [tmp_path / f"{k}.safetensors" for k in range(3)]
+    for k, place in enumerate(places):
+        save_file({"w": torch.tensor([float(k), -2.0 * k])}, place)
+    inputs = ["--base", places[0], "--task", places[1], "--task", places[2]]
+    verify = ["inspect", tmp_path / "out", "--verify", *inputs]
+    assert tmx_command("merge", *inputs, "-o", tmp_path / "out", "--method", spec).code == 0
+    again = ["merge", tmp_path / "out" / "tmx-config.yaml", "-o", tmp_path / "again"]
+    monkeypatch.setattr("tunable_magmax.merging.methods._ADDED", {})
+    for command in (verify, again):
+        result = tmx_command(*command)
+        assert result.code == 2
+        assert f"--method {spec}" in result.err
+    assert tmx_command(*verify, "--method", spec).code == 0
+    assert tmx_command(*again, "--method", spec).code == 0
+    ours, theirs = (tmp_path / name / "model.safetensors" for name in ("out", "again"))
+    assert ours.read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -171,4 +195,4 @@ def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     base, *tasks = sequence(3)
     found = tmx.merge_state_dicts(base, tasks, method="lower_median")
     assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method="median").state_dict["a"])
-    METHODS.pop("lower_median")
+    assert "lower_median" not in METHODS

@@ -30,17 +30,10 @@ def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> 
     run_dir
         A run directory.
     """
-    from tunable_magmax.plots.figure import check_picture
     from tunable_magmax.workflows.compare import compare as measure
 
-    if options.plot is not None:
-        check_picture(options.plot)
     with working() as progress:
         found = measure(run_dir, options, progress)
-    if options.plot is not None:
-        from tunable_magmax.plots.charts import save_comparison
-
-        save_comparison(found, options.plot)
     show_result({**found.to_dict(), "warnings": given_warnings()}, _lines(found))
 
 

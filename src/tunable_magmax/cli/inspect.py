@@ -41,8 +41,8 @@ def inspect(path: Path, /, *, options: InspectOptions = InspectOptions()) -> int
         return _verify(path, options)
     from tunable_magmax.workflows.inspect import inspect_checkpoint
 
-    if options.checkpoints.base is not None or options.checkpoints.task:
-        raise InputError("--base and --task are the inputs to merge again with --verify")
+    if options.checkpoints.base is not None or options.checkpoints.task or options.method is not None:
+        raise InputError("--base, --task and --method are for merging again with --verify")
     inspection = inspect_checkpoint(path)
     merge = [] if inspection.report is None else _merge(inspection.report)
     show_result(inspection.to_dict(), [*_contents(inspection, options.tensors), *merge])
@@ -50,9 +50,12 @@ def inspect(path: Path, /, *, options: InspectOptions = InspectOptions()) -> int
 
 
 def _verify(path: Path, options: InspectOptions) -> int:
+    from tunable_magmax.merging.methods import load_method
     from tunable_magmax.runs.recipe import read_tasks
     from tunable_magmax.workflows.verify import verify_checkpoint
 
+    if options.method is not None:
+        load_method(options.method)
     paths, names = read_tasks(options.checkpoints.task)
     tasks = paths if names is None else dict(zip(names, paths, strict=True))
     with working() as progress:

@@ -18,7 +18,7 @@ def prefer(run_dir: Path, /, *, options: PreferOptions = PreferOptions()) -> Non
     """Find how much each task matters to a site, from what is known of it.
 
     tmx prefer RUN_DIR --inputs site/images -o site.json
-    tmx prefer RUN_DIR --labels site.csv --plot site.png
+    tmx prefer RUN_DIR --labels site.csv -o site.json
     tmx prefer RUN_DIR --labelled site/classes --method search -o site.json
     tmx prefer RUN_DIR --weights 3,1,0 -o site.json
 
@@ -29,18 +29,11 @@ def prefer(run_dir: Path, /, *, options: PreferOptions = PreferOptions()) -> Non
     run_dir
         The run directory, with run.json, checkpoints and profiles.
     """
-    from tunable_magmax.plots.figure import check_picture
     from tunable_magmax.workflows.prefer import prefer as find
 
-    if options.plot is not None:
-        check_picture(options.plot)
     replaces = options.out is not None and options.out.exists()
     with working() as progress:
         preference = find(run_dir, options, progress)
-    if options.plot is not None:
-        from tunable_magmax.plots.charts import save_chart
-
-        save_chart(preference, options.plot)
     lines = [*_summary(preference), *_written(options, replaces)]
     show_result({"preference": preference.to_dict(), "warnings": given_warnings()}, lines)
 
@@ -70,8 +63,6 @@ def _summary(preference: Preference) -> Iterator[str]:
 
 def _written(options: PreferOptions, replaced: bool) -> Iterator[str]:
     """Yields which files were written."""
-    if options.plot is not None:
-        yield f"chart: {options.plot}"
     if options.out is None:
         yield "nothing written; -o FILE keeps it for tmx merge --preference FILE"
     else:

@@ -15,7 +15,7 @@ from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.data.splits import CHOICE_STREAM, drawn
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import method_class
 from tunable_magmax.models.fitting import FittedHead
 
 SCALES = (0.25, 0.5, 0.75, 1.0)
@@ -60,7 +60,7 @@ def default_scale(method: str, prior: bool) -> float | str:
     >>> default_scale("tunable_magmax", prior=True), default_scale("tunable_magmax", prior=False)
     (1.0, 'matched')
     """
-    return 1.0 if prior and method == "tunable_magmax" else METHODS[method].default_scale
+    return 1.0 if prior and method == "tunable_magmax" else method_class(method).default_scale
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tunable_magmax.checkpoints.companions import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
-from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.methods import method_class, read_options
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_encoder, builtin_labels
 from tunable_magmax.models.state import adapted_tensors, read_tensors, tensors_digest
 
@@ -56,7 +56,7 @@ class MergeSpec:
         if self.method is not None and self.scale == 0:
             object.__setattr__(self, "method", None)
             object.__setattr__(self, "checkpoint", 0)
-        if self.checkpoint is not None or METHODS[str(self.method)].weights == "refused":
+        if self.checkpoint is not None or method_class(str(self.method)).weights == "refused":
             object.__setattr__(self, "weights", None)
         if self.checkpoint is not None:
             object.__setattr__(self, "scale", None)

@@ -34,7 +34,7 @@ from tunable_magmax.merging.kernels import (
     split_ranges,
 )
 from tunable_magmax.merging.layout import Mergeable
-from tunable_magmax.merging.methods import METHODS, Method
+from tunable_magmax.merging.methods import Method, method_class
 from tunable_magmax.merging.options import FOR_FILES, Options
 from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
@@ -78,7 +78,7 @@ class Merge:
         limits = limits or Limits()
         self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
         self.tasks = len(self.labels) - 1
-        self.method = method or METHODS[options.method](options, self.tasks)
+        self.method = method or method_class(options.method)(options, self.tasks)
         reads = not sources.in_memory
         self.memory: MemoryPlan = plan_memory(layout, options, kernels, limits.threads, limits.memory, reads)
         self.progress = limits.progress or (lambda phase, done, total: None)

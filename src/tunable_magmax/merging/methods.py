@@ -355,29 +355,42 @@ METHODS: dict[str, type[Method]] = {
     "last_task": LastTask,
     "tsv": TaskSingularVectors,
 }
-"""All methods by name; those of users are added when they are first named."""
+"""All methods of this package by name."""
+_ADDED: dict[str, type[Method]] = {}
+"""Methods of users, by the names that reports give them; each is added when it is first named."""
+
+
+def method_class(name: str) -> type[Method]:
+    """Returns a method by its name, whether it is of this package or a user's."""
+    return METHODS.get(name) or _ADDED[method_named(name)]
 
 
 def method_named(name: Any) -> str:
-    """Returns the name of a method in `METHODS`: given as that name, as one of an entry point, or as a class.
+    """Returns the name that `method_class` knows a method by: given as that name, as an entry point's, or as a class.
 
     A file is never run here, for a name may come from a configuration that somebody else has written: `load_method`
     does that, and only where a user names the file.
     """
     if isinstance(name, type):
         own = f"{name.__module__}:{name.__qualname__}"
-        METHODS[own] = _checked(name, own)
+        _ADDED[own] = _checked(name, own)
         return own
-    if isinstance(name, str) and name not in METHODS:
-        for point in entry_points(group=ENTRY_POINTS, name=name):
-            try:
-                METHODS[name] = _checked(point.load(), f"the entry point {name!r} ({point.value})")
-            except Exception as error:
-                raise InputError(f"method {name!r}, the entry point {point.value}: {_said(error)}") from error
-    if not isinstance(name, str) or name not in METHODS:
-        known = [*METHODS, *(point.name for point in entry_points(group=ENTRY_POINTS) if point.name not in METHODS)]
-        raise InputError(f"unknown method {name!r}{closest(str(name), known)}; known: {', '.join(known)}")
+    if isinstance(name, str) and (name in METHODS or name in _ADDED):
+        return name
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if not isinstance(name, str) or name not in points:
+        known = [*METHODS, *points]
+        hint = f": give --method {name}, which runs this file" if _names_file(name) else closest(str(name), known)
+        raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
+    try:
+        _ADDED[name] = _checked(points[name].load(), f"the entry point {name!r} ({points[name].value})")
+    except Exception as error:
+        raise InputError(f"method {name!r}, the entry point {points[name].value}: {_said(error)}") from error
     return name
+
+
+def _names_file(name: Any) -> bool:
+    return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
 
 
 def load_method(name: str) -> str:
@@ -385,9 +398,9 @@ def load_method(name: str) -> str:
 
     The file is run like any program: name only files that you trust.
     """
-    file, colon, own = name.rpartition(":")
-    if not colon or not file.endswith(".py") or name in METHODS:
+    if not _names_file(name) or name in _ADDED:
         return method_named(name)
+    file, _, own = name.rpartition(":")
     path = Path(file)
     if not path.is_file():
         raise InputError(f"method {name!r}: there is no file {file}")
@@ -404,7 +417,7 @@ def load_method(name: str) -> str:
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise InputError(f"method {name!r}: {file} has no class {own!r}{closest(own, classes)}")
-    METHODS[name] = _checked(found, name)
+    _ADDED[name] = _checked(found, name)
     return name
 
 
@@ -442,16 +455,16 @@ def read_options(tasks: int, names: Sequence[str] | None = None, **given: Any) -
     has_weights, has_budget = (given.get(key) is not None for key in ("weights", "budget"))
     if has_weights and has_budget:
         raise InputError("weights and a budget were both given; give one of them")
-    if has_weights and METHODS[name].weights == "refused":
+    if has_weights and method_class(name).weights == "refused":
         raise InputError(f"method {name!r} takes no weights; leave them out or use tunable_magmax")
-    if has_budget and not METHODS[name].takes_budget:
+    if has_budget and not method_class(name).takes_budget:
         raise InputError(f"method {name!r} takes no budget; only tunable_magmax does")
     if has_budget and given.get("scope") == "tensor":
         raise InputError(
             "a budget counts elements of the whole model: give weights with scope 'tensor', or use scope 'model'"
         )
     if given.get("scale") is None:
-        given["scale"] = METHODS[name].default_scale
+        given["scale"] = method_class(name).default_scale
     return Options.read(tasks, **given)
 
 
@@ -463,6 +476,6 @@ def unused_options(options: Options) -> Iterator[str]:
     """
     usual = Options.read(1)
     for name in ("scope", "compare", "density", "normalize", "seed"):
-        if getattr(options, name) != getattr(usual, name) and name not in METHODS[options.method].reads:
+        if getattr(options, name) != getattr(usual, name) and name not in method_class(options.method).reads:
             readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
             yield f"{name} has no effect with {options.method}; it is for {readers}"

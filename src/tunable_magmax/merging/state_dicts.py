@@ -18,7 +18,7 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
+from tunable_magmax.merging.methods import Method, method_class, read_options, unused_options
 from tunable_magmax.merging.options import FOR_FILES, Options, takes_options
 from tunable_magmax.merging.report import MergeReport, matched_scale
 from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for, working_dtype
@@ -237,7 +237,7 @@ class MergeSession:
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(ends), **self._patterns)
         layout, labels = _layout_of([start, *ends], options)
-        method = METHODS[options.method](options, len(ends), reusable=True)
+        method = method_class(options.method)(options, len(ends), reusable=True)
         self._merge = merge_in_memory(layout, start, ends, options, labels, threads, method)
         self._open = True
         with torch.no_grad():
@@ -270,7 +270,7 @@ class MergeSession:
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
         options = read_options(len(self._tasks), self._names, **self._patterns, **given)
-        merge, method = self._merge, METHODS[options.method](options, len(self._tasks), reusable=True)
+        merge, method = self._merge, method_class(options.method)(options, len(self._tasks), reusable=True)
         merge.restart(options, method)
         merge.decide()
         values = merge.values()

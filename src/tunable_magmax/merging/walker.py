@@ -20,7 +20,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
 from tunable_magmax.merging.layout import Layout, Mergeable
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import COUNT_BYTES
 from tunable_magmax.showing import plural
@@ -275,7 +275,7 @@ def _plan_for(
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
-    method = METHODS[options.method](options, tasks)
+    method = method_class(options.method)(options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
     delta = layout.elements * width if options.matched else 0
     ahead = AHEAD * threads
@@ -318,7 +318,7 @@ def _plan_for(
 def _largest_matrix(layout: Layout, options: Options) -> tuple[int, str]:
     """Returns the memory for the largest of the matrices that are merged whole, and what to say of it if it is much."""
     matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
-    if not matrices or not METHODS[options.method].merges_matrices:
+    if not matrices or not method_class(options.method).merges_matrices:
         return 0, ""
     from tunable_magmax.merging.singular import working_bytes
 

@@ -318,13 +318,14 @@ def _notes(file: RecipeFile) -> Iterator[str]:
 
 def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
     """Yields what is wrong with each option by itself: an unknown method, a negative weight, ..."""
-    from tunable_magmax.merging.methods import METHODS
-    from tunable_magmax.merging.options import Options, one_of
+    from tunable_magmax.merging.methods import method_named
+    from tunable_magmax.merging.options import Options
 
     for name, value in options.items():
         try:
             if name == "method":
-                one_of(value, "merge_method", (*METHODS, *_ELSEWHERE))
+                if value not in _ELSEWHERE:
+                    method_named(value)
             elif name in Options.__dataclass_fields__:
                 patterns = name in ("include", "exclude") and isinstance(value, str)
                 Options.read(tasks, **{name: [value] if patterns else value})

@@ -16,7 +16,7 @@ from tunable_magmax.engines.local import merge_checkpoints, plan_merge
 from tunable_magmax.engines.outputs import log_entries, read_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.methods import METHODS, load_method, read_options
+from tunable_magmax.merging.methods import load_method, method_class, read_options
 from tunable_magmax.merging.options import MethodOptions
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
@@ -69,7 +69,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         plan, layout = plan_merge(inputs, read, options.output, place, options.out), inputs.layout
-        method = METHODS[read.method](read, len(recipe.tasks))
+        method = method_class(read.method)(read, len(recipe.tasks))
         method.set_element_count(layout.elements)
         budget = method.expected_budget(layout.elements)
         return {
@@ -135,12 +135,12 @@ def recipe_of(
     asked for. A configuration that a merge saved names its models without saying where they are: they are where the
     merge's log says, or where `checkpoints` say.
     """
+    options = flat(merging or MethodOptions())
+    if options["method"] is not None:  # a YAML may name a method of a file, too: but only a user may have it run
+        options["method"] = load_method(options["method"])
     recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
         notify(note)
-    options = flat(merging or MethodOptions())
-    if options["method"] is not None:
-        options["method"] = load_method(options["method"])
     for name in ("weights", "budget"):
         if isinstance(values := options.get(name), Mapping):
             recipe = recipe.named()

@@ -247,8 +247,6 @@ class PreferOptions:
 
     out: Out = None
     """Write the preference to this file (JSON), for tmx merge --preference."""
-    plot: Path | None = None
-    """Draw weights and intervals into this file: .png, .svg or .pdf."""
     sources: SiteSources = SiteSources()
     method: PreferMethod = "auto"
     """auto is one posterior from labels, inputs or both; label and probe are the same from one of them; ot, cosine and
@@ -316,8 +314,6 @@ class CompareOptions:
     run's test data."""
     seed: int = 0
     """The seed of the merges."""
-    plot: Path | None = None
-    """Draw the table into this file: .png, .svg or .pdf."""
     reading: Reading = Reading()
 
 
@@ -452,6 +448,8 @@ class InspectOptions:
     """List all tensors, in file order, not only the largest."""
     verify: bool = False
     """Check that a merge is what its report says; with --base and --task merge again and compare every byte."""
+    method: str | None = None
+    """For --verify of a merge by a method in a file: FILE.py:Name as the report has it, which runs the file."""
     checkpoints: Checkpoints = Checkpoints()
 
 

@@ -17,7 +17,7 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.budget import read_weights
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import method_class
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run, is_run
@@ -83,7 +83,7 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
         raise InputError(f"{out}: a sweep's output is a directory with one checkpoint for each point")
     recipe = recipe_of(source, merging=options.merging, notify=notify)
     method = recipe.options.get("method") or "tunable_magmax"
-    if method in METHODS and METHODS[method].weights == "refused":
+    if method_class(method).weights == "refused":
         raise InputError(f"method {method!r} takes no weights, so there is nothing to sweep")
     if options.data is not None and not is_run(source):
         raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")

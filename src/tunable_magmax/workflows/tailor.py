@@ -22,7 +22,7 @@ from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.outputs import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions
-from tunable_magmax.errors import InputError, closest, collected_warnings
+from tunable_magmax.errors import InputError, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.choosing import (
     Choice,
@@ -36,7 +36,7 @@ from tunable_magmax.evaluation.choosing import (
 )
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress, identities
-from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.methods import load_method, method_class, read_options
 from tunable_magmax.merging.walker import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.fitting import FittedHead
@@ -357,10 +357,8 @@ def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -
 
 def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None]:
     """Opens the run, and the preference if one is given; refuses sources that say nothing, or contradict it."""
-    if options.method != "auto" and options.method not in METHODS:
-        known = ["auto", *METHODS]
-        hint = closest(options.method, known)
-        raise InputError(f"unknown method {options.method!r}{hint}; known: {', '.join(known)}")
+    if options.method != "auto":
+        load_method(options.method)
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
     sources = options.sources
     if options.preference is None:
@@ -424,7 +422,7 @@ def _write(
         return AddedFiles(content, card_section(made))
 
     chosen = dict(decision.merge_options)
-    if "seed" in METHODS[chosen["method"]].reads:
+    if "seed" in method_class(chosen["method"]).reads:
         chosen["seed"] = options.seed
     if decision.tensors is not None:
         chosen["fitted_head"] = decision.tensors

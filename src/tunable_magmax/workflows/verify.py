@@ -23,7 +23,7 @@ from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.budget import in_order
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.report import MergeReport
 
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
@@ -164,7 +164,7 @@ def _derived_again(
     options = {"method": report.method, "seed": report.seed, **report.options}
     if options.get("fitted_head") is not None:
         options["fitted_head"] = _fitted(checkpoint, report)
-    varies = report.method in METHODS and METHODS[report.method].merges_matrices
+    varies = method_class(report.method).merges_matrices
     with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the report
         out = Path(folder) / "again.safetensors"

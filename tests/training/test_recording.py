@@ -134,6 +134,18 @@ def test_two_lines_of_any_loop(tmp_path):
         record_base(tmp_path / "run", model)
 
 
+def test_no_name_of_a_task_leads_out_of_the_run_or_to_another_task(tmp_path):
+    run, model = tmp_path / "run", torch.nn.Linear(2, 1)
+    record_base(run, model)
+    names = ["first", ".", "..", "../..", "a/b", "a_b", "A" * 300]
+    for name in names:
+        record_task(run, name, model)
+    places = [place.relative_to(run / "tasks") for place in recorded(run).values()]
+    assert len({*places}) == len(names)
+    assert all(len(place.parts) == 1 and (run / "tasks" / place / "model.safetensors").is_file() for place in places)
+    assert list(recorded(run)) == names
+
+
 def test_a_process_killed_while_it_records_leaves_the_run_as_it_was(tmp_path):
     record_base(tmp_path / "run", torch.nn.Linear(3, 2))
     record_task(tmp_path / "run", "one", torch.nn.Linear(3, 2))

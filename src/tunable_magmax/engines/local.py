@@ -33,7 +33,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.methods import files_of_method, read_options
 from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import Limits, MemoryPlan, kernels_for, open_device, plan_memory, read_threads
@@ -190,6 +190,6 @@ def _fingerprint(
         names,
         None if inputs.heads is None else inputs.heads.identity(),
         inputs.identity(),
-        identities(path for _, path, _ in output_companions(inputs)),
+        identities([*(path for _, path, _ in output_companions(inputs)), *files_of_method(options.method)]),
     ]
     return {"merge": hashlib.sha256(json.dumps(known).encode()).hexdigest()}

@@ -137,7 +137,7 @@ class Merge:
         return range(self.tasks)
 
     def _tasks_read(self, bounds: TensorRange) -> Collection[int]:
-        return self.method.tasks_read(*self._known_as(bounds.place))
+        return self.method.tasks_read(self._known_as(bounds.place)[1])
 
     def _known_as(self, place: TensorPlace) -> tuple[int, int]:
         """Returns the number and size by which methods know a tensor, also where this merge has a part of it."""
@@ -215,14 +215,14 @@ class Merge:
 
     def _compared_now(self) -> list[list[bool]]:
         """Returns which tasks the method compares, by tensor."""
-        return [list(self.method.compared_and_rows(*self._known_as(place))[0]) for place in self.places]
+        return [list(self.method.compared_and_rows(self._known_as(place)[1])[0]) for place in self.places]
 
     def _mark(self) -> None:
         """Marks candidates again, because other tasks are compared."""
         deque(self._walk("survey", self._survey_range, self.places, self._all_tasks), maxlen=0)
 
     def _survey_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
-        compared, rows = self.method.compared_and_rows(*self._known_as(bounds.place))
+        compared, rows = self.method.compared_and_rows(self._known_as(bounds.place)[1])
         changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
         if self._planes is not None:
             self._planes.release(bounds.slots, *rows)

@@ -79,8 +79,9 @@ class Method:
         self.kept: dict[tuple[int, int], Any] = {}
         """What merges of the same checkpoints share, by tensor and task (their number: all), if it is `reusable`."""
 
-    def compared_and_rows(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
-        """For the survey: which tasks are compared, and the plane row that marks each one's candidates (-1: none)."""
+    def compared_and_rows(self, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+        """For the survey: which tasks are compared in a tensor of this size, and the plane row that marks each one's
+        candidates (-1: none)."""
         return [False] * self.tasks, [-1] * self.tasks
 
     def set_element_count(self, elements: int) -> bool:
@@ -94,8 +95,8 @@ class Method:
     def decide(self, merged: MergedElements) -> None:
         """Decides what concerns all elements, before the first one is merged. Most methods have nothing to decide."""
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
-        """Returns the tasks (from 0) whose values `combine` looks at in a tensor; it may be given no others."""
+    def tasks_read(self, size: int) -> Sequence[int]:
+        """Returns the tasks (from 0) whose values `combine` reads of a tensor of this size; it may get no others."""
         return range(self.tasks)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -153,7 +154,7 @@ class TunableMagmax(Method):
     def _with_a_budget(self, elements: int) -> list[bool]:
         return [n > 0 for n in self.expected_budget(elements)]
 
-    def compared_and_rows(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+    def compared_and_rows(self, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         rows = self._rows.candidates
         if self.options.compare == "all":
             last = max((t for t in range(self.tasks) if rows[t] >= 0), default=-1)  # nobody later matters
@@ -167,7 +168,7 @@ class TunableMagmax(Method):
         assert self._active is not None
         return self._active
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def decide(self, merged: MergedElements) -> None:
@@ -215,7 +216,7 @@ class LastTask(Method):
 
     owns = True
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, size: int) -> Sequence[int]:
         return [self.tasks - 1]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -227,7 +228,7 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, factor in enumerate(self.factors()) if factor]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -260,7 +261,7 @@ class RandomMix(Method):
         self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, size: int) -> Sequence[int]:
         return self.drawn
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -280,7 +281,7 @@ class Ties(Method):
         self.voters = [t for t, factor in enumerate(self.factors()) if factor]
         self._cuts: dict[int, list[Cut]] = {}
 
-    def tasks_read(self, tensor: int, size: int) -> Sequence[int]:
+    def tasks_read(self, size: int) -> Sequence[int]:
         return self.voters
 
     def decide(self, merged: MergedElements) -> None:
@@ -387,6 +388,13 @@ def method_named(name: Any) -> str:
     except Exception as error:
         raise InputError(f"method {name!r}, the entry point {points[name].value}: {_said(error)}") from error
     return name
+
+
+def files_of_method(name: str) -> list[Path]:
+    """Returns the file of a user's method, whose changes make other merges of it; none for those of this package."""
+    module = sys.modules.get(_ADDED[name].__module__) if name in _ADDED else None
+    file = getattr(module, "__file__", None)
+    return [] if file is None else [Path(file)]
 
 
 def _names_file(name: Any) -> bool:

@@ -188,7 +188,7 @@ class MergeReport:
 
     @classmethod
     def from_json(cls, text: str) -> MergeReport:
-        """Reads a report; a broken one is an `InputError` that names all problems. Reports of 0.1.0 are read too."""
+        """Reads a report; a broken one is an `InputError` that names all problems."""
         from tunable_magmax import config  # not needed to merge, and slow to import
 
         try:

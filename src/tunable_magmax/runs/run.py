@@ -375,9 +375,9 @@ def file_name(task: str) -> str:
     """Returns what a file of a task is called, less its ending: different for any two tasks, and safe in any folder.
 
     >>> file_name("birds"), file_name("../x")
-    ('birds', '.._x-d6b96a97')
+    ('birds', '_._x-d6b96a97')
     """
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
+    name = re.sub(r"^\.|[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
     if name == task:
         return name
     return f"{name}-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it

@@ -4,7 +4,6 @@ and a few samples."""
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import locked, write_folder, write_json
 from tunable_magmax.runs.kept import KEEP
-from tunable_magmax.runs.run import BASE, KeptEntry, Run, is_run
+from tunable_magmax.runs.run import BASE, KeptEntry, Run, file_name, is_run
 
 TASKS = "tasks"
 VOTES = 200
@@ -221,7 +220,7 @@ def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = N
 
 def _free_folder(run: Run, task: str) -> Path:
     """Returns the place of a task's checkpoint, which the run names not yet; what a killed process left is removed."""
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", task)
+    stem = file_name(task)
     used = {path.absolute() for path in run.tasks}
     names = (stem if k == 1 else f"{stem}-{k}" for k in count(1))
     return run.empty_folder(

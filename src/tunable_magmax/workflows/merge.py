@@ -70,7 +70,6 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         plan, layout = plan_merge(inputs, read, options.output, place, options.out), inputs.layout
         method = method_class(read.method)(read, len(recipe.tasks))
-        method.set_element_count(layout.elements)
         budget = method.expected_budget(layout.elements)
         return {
             "method": read.method,

@@ -36,7 +36,7 @@ from tunable_magmax.evaluation.choosing import (
 )
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress, identities
-from tunable_magmax.merging.methods import load_method, method_class, read_options
+from tunable_magmax.merging.methods import files_of_method, load_method, method_class, read_options
 from tunable_magmax.merging.walker import kernels_for, plan_memory
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
 from tunable_magmax.models.fitting import FittedHead
@@ -385,7 +385,7 @@ def _fingerprint(run: Run, options: TailorOptions, given: Preference | None) -> 
     known = options.sources.named()
     parts = [place for task in run.record.tasks for place in (task.profile, task.kept and task.kept.path) if place]
     files = [run.path / "run.json", run.base, *run.tasks, *(run.path / place for place in parts)]
-    files += [] if run.head is None else [run.head]
+    files += [*([] if run.head is None else [run.head]), *files_of_method(options.method)]
     return {
         "tailor": VERSION,
         "options": chosen | {"preference": None if given is None else given.to_json()},

@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from tunable_magmax.experiments.records import SamplesRecord
-from tunable_magmax.experiments.results import Mean, Results, averaged, mean_over_seeds, mixture_parts, paired
-from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, SAMPLES, Row, recommended_row, row_order, row_parts
+from tunable_magmax.experiments.results import Mean, Results, averaged, mean_over_seeds, mixture_parts
+from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, SAMPLES, Row, row_parts
 from tunable_magmax.experiments.tables import slug
 from tunable_magmax.plots.experiment import (
     Curve,
     Drawing,
-    Interval,
     Panel,
     draw_curves,
-    draw_intervals,
 )
 
 LABEL = f"tunable:label@{CHOSEN}"
@@ -31,32 +29,11 @@ IN_CURVES = (
 def setting_drawings(results: Results, setting: str) -> list[Drawing]:
     """Draws every figure of one setting that the records allow."""
     drawings = (
-        leads_drawing(results, setting),
         alpha_drawing(results, setting),
         sweep_drawing(results, setting),
         samples_drawing(results, setting),
     )
     return [drawing for drawing in drawings if drawing is not None]
-
-
-def leads_drawing(results: Results, setting: str) -> Drawing | None:
-    """Draws what the recommended row has over every other one, with intervals."""
-    by_row = results.main_rows(setting)
-    own = recommended_row(by_row)
-    shown = [
-        row for row in by_row if row != own and row_parts(row)[2] in ("", "1", "best") and f",{SAMPLES}=" not in row
-    ]
-    found = {row: paired(by_row.get(own, ()), by_row[row]) for row in shown}
-    leads = {row: lead for row, lead in found.items() if lead is not None}
-    if not leads:
-        return None
-    closest = min(leads, key=lambda row: abs(leads[row].mean))
-    text = f"{setting}: smallest difference {100 * leads[closest].mean:+.1f} points to {closest}"
-    for verdict in ("behind", "level"):
-        text += f"; {verdict} with {', '.join(row for row in leads if leads[row].verdict == verdict) or 'none'}"
-    ends = {row: Interval(100 * d.mean, 100 * d.low, 100 * d.high, d.verdict) for row, d in leads.items()}
-    figure = draw_intervals(sorted(ends, key=row_order, reverse=True), ends, f"points, {own} minus the row")
-    return Drawing(f"leads-{slug(setting)}", f"{setting}: what {own} has over the others, 95% intervals", text, figure)
 
 
 def alpha_drawing(results: Results, setting: str) -> Drawing | None:

@@ -1,4 +1,4 @@
-"""Draws the figures of experiments: curves and intervals that are told apart without colour."""
+"""Draws the figures of experiments: curves that are told apart without colour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from tunable_magmax.files import write_atomic
 from tunable_magmax.plots.figure import blank_figure, plain
 
-INK = "#1a1a1a"
 # Told apart in grey too: by lightness, by dashes and by markers.
 STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#0b3c6f", "marker": "o", "linestyle": "-"},
@@ -30,7 +29,6 @@ RIVAL_STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#bbbbbb", "marker": "None", "linestyle": "-"},
 )
 LEVEL_DASHES: Sequence[Any] = (":", (0, (6, 4)))
-FILLS = {"ahead": INK, "level": "#aaaaaa", "behind": "white"}
 
 
 @dataclass(frozen=True)
@@ -58,16 +56,6 @@ class Panel:
     curves: Sequence[Curve]
     levels: Mapping[str, float] = field(default_factory=dict)
     ticks: Mapping[float, str] | None = None
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A difference in points with its interval, and whether that lies on one side of 0."""
-
-    mean: float
-    low: float
-    high: float
-    verdict: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,25 +95,6 @@ def draw_curves(panels: Sequence[Panel], wide: float, height: float) -> Any:
     if axes[0].get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
         axes[0].set_ylim(bottom=0)
     _legend(figure, axes)
-    return figure
-
-
-def draw_intervals(rows: Sequence[str], intervals: Mapping[str, Interval], x_label: str) -> Any:
-    """Draws a difference with its interval for each row, from below."""
-    figure = blank_figure(5.6, 0.27 * len(rows) + 1.3)
-    axis = figure.add_subplot()
-    axis.axvline(0, color=INK, linewidth=1)
-    for place, row in enumerate(rows):
-        shown = intervals[row]
-        axis.hlines(place, shown.low, shown.high, color=INK, linewidth=1.4, zorder=2)
-        axis.plot(shown.mean, place, "o", color=FILLS[shown.verdict], markeredgecolor=INK, markersize=6, zorder=3)
-    axis.set_yticks(range(len(rows)), [plain(row) for row in rows])
-    axis.set_ylim(-0.6, len(rows) - 0.4)
-    _finish(axis, "", x_label)
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axis.tick_params(axis="y", length=0)
-    handles = [axis.plot([], [], "o", color=fill, markeredgecolor=INK, label=label)[0] for label, fill in FILLS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
 

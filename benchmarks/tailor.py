@@ -1,9 +1,10 @@
 """Where the time of `tmx tailor` goes: a ViT-B/16-sized sequence, 100 pictures of a site, no labels.
 
-    python benchmarks/tailor.py [--tasks 20] [--pictures 100] [--folder /tmp]
+    python benchmarks/tailor.py [--tasks 20] [--pictures 100] [--keep 20] [--folder /tmp]
 
-Makes a random walk of checkpoints in a temporary folder (3.8 GB in float16 with 20 tasks; removed afterwards), tailors
-once, and prints the seconds by phase. Exits with 1 if the merge takes more than a quarter of all.
+Makes a random walk of checkpoints in a temporary folder (3.8 GB in float16 with 20 tasks; removed afterwards) with
+`--keep` pictures of each of five classes a task, tailors once, and prints the seconds by phase and in all. Exits with 1
+if the merge takes more than a quarter of all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MERGING = ("survey", "measure", "merge")
 CLASSES_EACH, ROWS = 5, 500
 
 
-def write_run(folder: Path, tasks: int) -> None:
+def write_run(folder: Path, tasks: int, keep: int) -> None:
     """Writes base, checkpoints, profiles and head; every task is a small random step from the one before it."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -56,11 +57,12 @@ def write_run(folder: Path, tasks: int) -> None:
     classes = [f"class-{k:03}" for k in range(CLASSES_EACH * tasks)]
     head = Head.of(rng.standard_normal((len(classes), encoder.dim)), classes, 20.0)
     save_head(head, folder / "classifier-head.safetensors")
-    run, profiles = Run.open(folder), {}
+    run = Run.open(folder)
+    run.register_head(folder / "classifier-head.safetensors", base)
     for t, name in enumerate(names):
-        profiles[t] = run.profile_path(name)
-        write_profile(profiles[t], name, t, classes, encoder)
-    run.register_profiles(profiles, folder / "classifier-head.safetensors", base)
+        write_profile(run.profile_path(name), name, t, classes, encoder)
+        run.register_profile(name)
+        run.register_kept(name, keep_pictures(run, t, classes, keep))
 
 
 def write_profile(path: Path, name: str, task: int, classes: list[str], encoder: Any) -> None:
@@ -85,6 +87,20 @@ def write_profile(path: Path, name: str, task: int, classes: list[str], encoder:
         base_features=rows.astype(np.float32),
         row_labels=labels,
     ).save(path)
+
+
+def keep_pictures(run: Any, task: int, classes: list[str], keep: int) -> Any:
+    """Keeps random pictures of each class of a task."""
+    from tunable_magmax.data.source import open_labelled
+    from tunable_magmax.runs.kept import keep_samples
+
+    own = classes[CLASSES_EACH * task : CLASSES_EACH * (task + 1)]
+    shape = (CLASSES_EACH * keep, 3, 224, 224)
+    pictures = np.random.default_rng([4, task]).integers(0, 256, shape, dtype=np.uint8)
+    data = list(zip(pictures, np.repeat(np.arange(CLASSES_EACH), keep).tolist(), strict=True))
+    return keep_samples(
+        run, run.labels[task], open_labelled(data, dict(enumerate(own))), per_class=keep, source="training"
+    )
 
 
 def write_pictures(folder: Path, count: int) -> None:
@@ -116,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--pictures", type=int, default=100)
+    parser.add_argument("--keep", type=int, default=20, help="pictures of each class that the run keeps")
     parser.add_argument("--method", default="tunable_magmax")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
@@ -126,7 +143,7 @@ def main() -> int:
         folder = Path(place)
         (folder / "run").mkdir()
         began = time.perf_counter()
-        write_run(folder / "run", arguments.tasks)
+        write_run(folder / "run", arguments.tasks, arguments.keep)
         write_pictures(folder / "site", arguments.pictures)
         print(f"{arguments.tasks} tasks and {arguments.pictures} pictures made in {time.perf_counter() - began:.0f} s")
         sources, reading = SiteSources(inputs=folder / "site"), Reading(device="cpu")

@@ -271,9 +271,9 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def load_json(path: Path, odd_names: bool = False) -> Any:
+def load_json(path: Path) -> Any:
     """Returns what a JSON file holds; a broken or unreadable one is an OSError or a ValueError. See `parse_json`."""
-    return parse_json(read_whole(path), odd_names=odd_names)
+    return parse_json(read_whole(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -104,19 +104,17 @@ def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
         evaluate(image_run.path, site, checkpoint=["frist"], reading=CPU)
 
 
-def test_a_limit_is_a_seeded_draw(image_run, site):
-    def positions(limit, seed):
-        samples = open_samples(site)
-        return label_samples(samples, tuple(COUNTS)).draw(limit, seed).positions
+def test_a_limit_is_a_fixed_draw(image_run, site):
+    def positions(limit):
+        return label_samples(open_samples(site), tuple(COUNTS)).draw(limit).positions
 
-    assert positions(6, 0) == positions(6, 0)
-    assert len(positions(6, 0)) == 6
-    assert positions(6, 0) != positions(6, 1)
-    assert positions(99, 0) == positions(None, 0) == tuple(range(14))
+    assert positions(6) == positions(6)
+    assert len(positions(6)) == 6
+    assert positions(99) == positions(None) == tuple(range(14))
     found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, max_samples=6))
     assert found.accuracy.overall.samples == 6
     with pytest.raises(InputError, match="the limit is 0"):
-        positions(0, 0)
+        positions(0)
 
 
 def test_float32_means_float32():

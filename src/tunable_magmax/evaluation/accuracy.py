@@ -18,9 +18,9 @@ from tunable_magmax.showing import plural
 LEVEL = 0.95
 
 
-def wilson_interval(right: float, samples: float, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(right: float, samples: float) -> tuple[float, float]:
     """Returns Wilson's score interval of a share. The numbers may be fractions, where samples count by weights."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
     centre = (right + z * z / 2) / (samples + z * z)
     half = z / (samples + z * z) * math.sqrt(right * (samples - right) / samples + z * z / 4)
     low = 0.0 if right == 0 else max(0.0, centre - half)

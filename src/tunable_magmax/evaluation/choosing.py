@@ -5,8 +5,8 @@ Every candidate gets its own fitted head; labelled samples, weighted as the site
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ WORK = 3e13
 """Floating-point operations of embedding that choosing may cost: about four minutes of two cores."""
 MANY_TASKS = 3.2
 """Above this effective number of tasks, tsv keeps the lead that Tunable MAGMAX loses; below, they are level."""
+MIXTURES = 1000
+"""Draws of a site's mixture behind an interval."""
 FEWEST, FEW_CANDIDATES, CANDIDATES = 100, 4, 9
 """Of an encoder that can embed fewer samples for each of nine candidates, four candidates are tried."""
 
@@ -79,12 +81,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates tried, best first. `rows`: labelled samples that judged; `embedded`: forward passes in all."""
+    """The candidates tried, best first. `rows`: labelled samples that judged."""
 
     chosen: MergeSpec
     tried: tuple[Tried, ...]
     rows: int
-    embedded: int
 
 
 def affordable(bench: Bench, tokens: float) -> int:
@@ -159,7 +160,6 @@ def choose_model(
     and last checkpoint may be chosen.
     """
     tried: dict[MergeSpec, Tried] = {}
-    before = bench.embedded
     rows = 0
 
     def attempt(spec: MergeSpec) -> float:
@@ -196,7 +196,7 @@ def choose_model(
                 attempt(replace(leader, scale=SCALES[k]))
     order = sorted(tried.values(), key=lambda found: found.loss)
     may = [found for found in order if checkpoints or found.spec.checkpoint is None or found.spec in starts]
-    return Choice(may[0].spec, tuple(order), rows, bench.embedded - before)
+    return Choice(may[0].spec, tuple(order), rows)
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
@@ -204,13 +204,11 @@ def choose_model(
 
 @dataclass(frozen=True)
 class ExpectedAccuracy:
-    """The share of right answers to expect at a site, with a 90 % interval; `samples`: of equal weight, so many."""
+    """The share of right answers to expect at a site, with a 90 % interval."""
 
     value: float
     low: float
     high: float
-    samples: float
-    by_task: Mapping[int, float] = field(default_factory=dict)
 
 
 def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int = 0) -> ExpectedAccuracy | None:
@@ -240,8 +238,7 @@ def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int
     value = float(mean @ list(rates.values()) / mean.sum())
     shares = (each * np.stack(list(drawn.values()), axis=1)).sum(axis=1) / np.maximum(each.sum(axis=1), 1e-12)
     low, high = np.quantile(shares, [0.05, 0.95])
-    samples = float(1 / np.square(head.row_weights).sum())
-    return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)), samples, rates)
+    return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +248,6 @@ class Evidence:
     `simpler`: "base" or "last" if it cannot be told from the chosen model by log loss, or is better.
     """
 
-    head: FittedHead
     expected: dict[str, ExpectedAccuracy]
     simpler: str | None = None
 
@@ -262,7 +258,7 @@ def gather_evidence(
     """Returns what to expect of the chosen model, the base and the last checkpoint, judged by the same rows."""
     owners = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
     if not owners:
-        return Evidence(head, {})
+        return Evidence({})
     models = {"base": BASE, "last": MergeSpec(checkpoint=len(bench.run.tasks))}
     heads = {"tailored": head, **{name: bench.fit(spec, site) for name, spec in models.items()}}
     found = {name: expected_accuracy(each, np.concatenate(owners), mixtures, seed) for name, each in heads.items()}
@@ -272,11 +268,11 @@ def gather_evidence(
         alike = len(heads[name].chances) == len(head.chances) and not head.surely_better(heads[name], TELLING)
         if models[name] != chosen and len(expected) == len(heads) and alike:
             simpler = name
-    return Evidence(head, expected, simpler)
+    return Evidence(expected, simpler)
 
 
-def draw_mixtures(weights: Sequence[float], error: float, draws: int = 1000, seed: int = 0) -> Floats:
-    """Returns draws [draws, T] of a Dirichlet about weights whose mean half-L1 distance to them is about `error`.
+def draw_mixtures(weights: Sequence[float], error: float, seed: int = 0) -> Floats:
+    """Returns draws [`MIXTURES`, T] of a Dirichlet about weights whose mean half-L1 distance to them is about `error`.
 
     >>> drawn = draw_mixtures([0.7, 0.3], 0.1)
     >>> bool(abs(np.abs(drawn - [0.7, 0.3]).sum(axis=1).mean() / 2 - 0.1) < 0.02)
@@ -285,9 +281,9 @@ def draw_mixtures(weights: Sequence[float], error: float, draws: int = 1000, see
     mean = np.asarray(weights, dtype=np.float64)
     mean = mean / mean.sum()
     if error <= 0 or mean.max() > 1 - 1e-9:
-        return np.tile(mean, (draws, 1))
+        return np.tile(mean, (MIXTURES, 1))
     spread = float(np.sqrt(2 / np.pi) * np.sqrt(mean * (1 - mean)).sum() / 2)
     concentration = max(1e-3, (spread / error) ** 2 - 1)
     rng = np.random.default_rng([seed, 4])
-    found: Floats = rng.dirichlet(np.maximum(concentration * mean, 1e-6), draws)
+    found: Floats = rng.dirichlet(np.maximum(concentration * mean, 1e-6), MIXTURES)
     return found

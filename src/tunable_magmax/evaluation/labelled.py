@@ -52,23 +52,23 @@ class Labelled:
         """Returns the accuracy of logits [n, classes]: among all classes, and among those of the sample's own task."""
         return Accuracy.of(logits, self.targets, classes, self.tasks, self.sample_tasks)
 
-    def draw(self, limit: int | None, seed: int = 0) -> Labelled:
-        """Draws at most `limit` samples; returns all if there is no limit or there are fewer."""
+    def draw(self, limit: int | None) -> Labelled:
+        """Draws at most `limit` samples, always the same; returns all if there is no limit or there are fewer."""
         if limit is None or limit >= len(self):
             return self
         if limit < 1:
             raise InputError(f"the limit is {limit}, expected at least 1 sample")
-        return self.take(choose_rows(len(self), limit, seed))
+        return self.take(choose_rows(len(self), limit, 0))
 
-    def draw_evenly(self, limit: int, seed: int = 0) -> Labelled:
+    def draw_evenly(self, limit: int) -> Labelled:
         """Draws at most `limit` samples, as many of one task as of another where each has enough."""
         if self.sample_tasks is None or limit >= len(self):
-            return self.draw(limit, seed)
+            return self.draw(limit)
         groups = [np.flatnonzero(self.sample_tasks == task) for task in np.unique(self.sample_tasks)]
         left, rows = limit, list[int]()
         for done, group in enumerate(sorted(groups, key=len)):  # what small groups leave goes to the larger ones
             share = min(len(group), -(-left // (len(groups) - done)))
-            rows += group[choose_rows(len(group), share, seed)].tolist() if share else []
+            rows += group[choose_rows(len(group), share, 0)].tolist() if share else []
             left -= share
         return self.take(sorted(rows))
 

@@ -105,7 +105,7 @@ class Discriminant:
         return torch.cholesky_solve(rows.T, factor).T
 
 
-def stratified_folds(labels: Ints, seed: int, count: int = FOLDS) -> Ints:
+def stratified_folds(labels: Ints, seed: int) -> Ints:
     """Returns the fold of each row; the rows of a class are shuffled, then assigned to folds in turn.
 
     Classes of one size are shuffled alike, so that the order of classes does not matter.
@@ -117,5 +117,5 @@ def stratified_folds(labels: Ints, seed: int, count: int = FOLDS) -> Ints:
     order = np.argsort(labels, kind="stable")
     _, sizes = np.unique(labels, return_counts=True)
     for members in np.split(order, np.cumsum(sizes)[:-1]):
-        folds[members[drawn(range(len(members)), seed, FOLD_STREAM)]] = np.arange(len(members)) % count
+        folds[members[drawn(range(len(members)), seed, FOLD_STREAM)]] = np.arange(len(members)) % FOLDS
     return folds

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tunable_magmax.errors import InputError
 
 MISSING = 'a picture needs matplotlib: pip install "tunable-magmax[report]"'
 
 
-def blank_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Any:
+def blank_figure(width: float, height: float) -> Any:
     """A figure of so many inches; that matplotlib is missing is an `InputError`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError(MISSING) from None
-    return Figure(figsize=(width, height), dpi=150, layout=layout)
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:

@@ -44,6 +44,6 @@ def any_run(request):
 
 
 def _built(tmp_path_factory, kind):
-    import labelled_run  # needs extras that not every machine has
+    import labelled_run  # slow, and most rooms do without
 
     return labelled_run.build(tmp_path_factory.mktemp(kind) / "run", kind)

@@ -222,7 +222,6 @@ for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSF
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     """The hub, with nothing on it and nothing in the cache."""
-    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed (extra: hub)")
     HUB.clear()
     yield HUB
     HUB.clear()

@@ -134,4 +134,5 @@ def raw(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int
 def data_of(value: Tensor) -> bytes:
     if not math.prod(value.shape):
         return b""
-    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    whole = value.detach().clone(memory_format=torch.contiguous_format)
+    return whole.reshape(-1).view(torch.uint8).numpy().tobytes()

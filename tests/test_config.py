@@ -144,8 +144,7 @@ def test_yaml_made_to_do_harm_is_refused(tmp_path, text, says):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
-    [({date(2024, 1, 1): 1}, "neither a text nor a number"), ({"name": "a\0b"}, "NUL character")],
+    ("data", "says"), [({date(2024, 1, 1): 1}, "neither a text nor a number"), ({"name": "a\0b"}, "NUL character")]
 )
 def test_values_that_no_file_should_have(data, says):
     with pytest.raises(InputError, match=says):

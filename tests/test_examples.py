@@ -28,7 +28,6 @@ def threads():
 
 @pytest.mark.usefixtures("threads")
 def test_bert_four_tasks(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
     spec = spec_from_file_location("bert_four_tasks", EXAMPLES / "bert_four_tasks.py")
     example = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bert_four_tasks", example)

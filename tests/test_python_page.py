@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
-pytest.importorskip("pandas", reason="pandas is not installed (extra: dev)")
-
 from tunable_magmax.experiments import glyph_encoder
 
 ROOT = Path(__file__).parent.parent

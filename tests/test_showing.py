@@ -38,7 +38,6 @@ def test_reprs_are_short_however_large_the_result():
 
 
 def test_tables_for_pandas(monkeypatch):
-    pytest.importorskip("pandas")
     site = tmx.Preference((3, 1), intervals=((0.5, 0.9), (0.1, 0.5)), tasks=("birds", "cars"))
     assert site.to_frame().loc["cars"].to_dict() == {"weight": 0.25, "low": 0.1, "high": 0.5}
     assert merged_of(2).report.to_frame()["share"].tolist() == [0.5, 0.5]

@@ -119,10 +119,7 @@ def test_what_is_here_always_wins(hub, models):
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [
-        ("org/none", "the hub has no such model, or it is private"),
-        ("org/base@v9", "the model has no such revision"),
-    ],
+    [("org/none", "the hub has no such model, or it is private"), ("org/base@v9", "the model has no such revision")],
 )
 def test_what_is_neither_here_nor_there(hub, models, tmx, name, why):
     result = tmx("inspect", name)

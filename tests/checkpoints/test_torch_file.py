@@ -158,7 +158,7 @@ class Asks:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("call", [(bytearray, 2**31), (torch.FloatTensor, 2**20)])
+@pytest.mark.parametrize("call", [(bytearray, 2**24), (torch.FloatTensor, 2**20)])
 def test_memory_without_data_is_refused(tmp_path: Path, call: tuple[Any, ...], legacy: bool) -> None:
     path = tmp_path / "x.pt"
     content = {"w": torch.zeros(4), "v": Asks(*call)}

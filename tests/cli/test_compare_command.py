@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from tunable_magmax import Preference
 
 CPU = ("--device", "cpu")

@@ -6,13 +6,9 @@ import json
 import shutil
 from dataclasses import replace
 
+import labelled_run
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-import labelled_run
 
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference

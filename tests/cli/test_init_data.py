@@ -7,12 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from models import tiny
+from safetensors.torch import save_file
 
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head

@@ -69,13 +69,6 @@ def test_a_run_with_a_preference(tmx, sequence, tmp_path):
     assert_equal(out, merged(sequence, weights=[0.2, 0.3, 0.5]).state_dict)
 
 
-def test_a_run_with_weights_by_name(tmx, sequence, tmp_path):
-    out = tmp_path / "out.safetensors"
-    report = json.loads(tmx("merge", write_run(sequence), "--weights", "dogs=3,cats=1", "-o", out, "--json").out)
-    assert report["names"] == ["cats", "dogs", "birds"]
-    assert_equal(out, merged(sequence, weights=[1, 3, 0]).state_dict)
-
-
 def test_a_preference_carries_its_scale_unless_another_is_given(tmx, sequence, tmp_path):
     Preference((1, 1, 2), scale=0.25).save(tmp_path / "site.json")
     command = ["merge", *sequence.arguments, "--preference", tmp_path / "site.json", "--json", "--overwrite"]
@@ -140,6 +133,8 @@ def test_sources_that_say_too_little_or_too_much_are_refused(tmx, sequence, tmp_
         (["--seed", "-1"], "-1"),
         (["--dtype", "float8"], "float8"),
         (["--memory", "lots"], "'lots'"),
+        (["--shard-size", "0"], "shard size"),
+        (["--threads", "0"], "threads"),
         (["--wieghts", "1,1,1"], "--weights"),
         (["--preference", "nowhere.json"], "nowhere.json"),
         (["--include", "layer.*"], "'layers.*'"),
@@ -237,22 +232,13 @@ def test_adapters_become_an_adapter(tmx, tmp_path):
 
 def test_exit_codes_and_streams_of_the_process(sequence, tmp_path):
     def process(*more):
-        command = [
-            sys.executable,
-            "-m",
-            "tunable_magmax",
-            "merge",
-            *sequence.arguments,
-            "-o",
-            tmp_path / "out.safetensors",
-            *more,
-        ]
+        merge = ["merge", *sequence.arguments, "-o", tmp_path / "out.safetensors", *more]
+        command = [sys.executable, "-m", "tunable_magmax", *merge]
         return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
 
     good = process("--json")
     assert (good.returncode, good.stderr) == (0, "")
     assert json.loads(good.stdout)["tasks"] == 3
-    bad, debug = process("--seed", 1), process("--seed", 1, "--debug")
-    assert (bad.returncode, bad.stdout, debug.returncode) == (2, "", 2)
-    assert debug.stderr.startswith("Traceback")
-    assert debug.stderr.endswith(bad.stderr)
+    bad = process("--seed", 1)
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+    assert "already exists" in bad.stderr

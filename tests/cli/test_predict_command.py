@@ -9,10 +9,6 @@ import shutil
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-
 CPU = ("--device", "cpu")
 
 

@@ -28,14 +28,7 @@ def run(sequence):
     for t, name in enumerate(NAMES):
         counts = [0] * 6
         counts[2 * t] = counts[2 * t + 1] = 50
-        profile = Profile(
-            name,
-            CLASSES,
-            tuple(counts),
-            100,
-            cloud(t, 40, t),
-            f"encoder {t}",
-        )
+        profile = Profile(name, CLASSES, tuple(counts), 100, cloud(t, 40, t), f"encoder {t}")
         profile.save(folder / "profiles" / f"{name}.safetensors")
         tasks.append(
             {"name": name, "checkpoint": f"task{t + 1}.safetensors", "profile": f"profiles/{name}.safetensors"}
@@ -103,7 +96,6 @@ def test_labels(tmx, run, site, tmp_path, name):
 
 @pytest.mark.parametrize("kind", ["image_run", "text_run"])
 def test_equal_texts_and_equal_pictures_are_copies(tmx, request, tmp_path, kind):
-    pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
     any_run = request.getfixturevalue(kind)
     inputs = [any_run.inputs("red", 3, 500)[k] for k in (0, 0, 1, 2, 1, 0, 0, 0, 2)]
     place = tmp_path / "site"

@@ -7,10 +7,6 @@ import shutil
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
-
 from tunable_magmax.preference.preference import Preference
 
 SEARCH = ("--method", "search", "--device", "cpu")

@@ -6,10 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-
 CPU = ("--device", "cpu")
 
 
@@ -40,15 +36,6 @@ def test_a_model_from_labels(tmx, image_run, labels, tmp_path):
     other = tmx("tailor", image_run.path, "--labels", labels, "--scale", 0.5, "-o", out, *CPU)
     assert (other.code, "already exists: choose another output" in other.err) == (2, True)
     assert tmx("tailor", image_run.path, "--labels", labels, "--scale", 0.5, "-o", out, "--overwrite", "-q").code == 0
-
-
-def test_it_is_used_by_the_other_commands(tmx, image_run, labels, tmp_path):
-    out, pairs = tmp_path / "site-model", image_run.pairs(tmp_path / "test", {"red": 4, "green": 2})
-    assert tmx("tailor", image_run.path, "--labels", labels, "-o", out, "-q").out == ""
-    measured = tmx("eval", out, "--data", pairs, "--json", *CPU)
-    assert json.loads(measured.out)["head"] == str(out / "head.safetensors")
-    assert tmx("predict", out, pairs, *CPU).code == 0
-    assert "first" in tmx("inspect", out).out
 
 
 def test_json(tmx, text_run, tmp_path):

@@ -132,8 +132,10 @@ app.main(["wait"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("number", "again"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGINT, True)],
+)
 def test_signals_stop_the_program_and_a_second_one_ends_it(number: signal.Signals, again: bool) -> None:
     script = WAITING.format(cleaning=60 if again else 0)
     with subprocess.Popen(

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from training import toy
 
 from tunable_magmax.cli.terminal import Screen, on_screen, working

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from PIL import Image
 
 from tunable_magmax.data.benchmark import open_benchmark, read_section
@@ -83,7 +80,7 @@ def pictures(split):
 
 
 def parquet_files(folder):
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow as arrow
     import pyarrow.parquet as pq
 
     about = json.dumps({"info": {"features": {"fine_label": {"names": list(NAMES), "_type": "ClassLabel"}}}})

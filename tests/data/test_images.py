@@ -7,9 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from models import tiny
 from PIL import Image
 
@@ -30,7 +27,7 @@ def encoded(image, kind="png", **more):
 
 @pytest.fixture
 def packed(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow as arrow
     import pyarrow.parquet as pq
 
     values = [{"bytes": encoded(tiny.picture((k, 0, 0), k)), "path": None} for k in range(COUNT)]

@@ -6,12 +6,9 @@ import io
 import json
 
 import numpy as np
-import pytest
-
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 import pyarrow as arrow
 import pyarrow.parquet as pq
+import pytest
 from data.files import folder, written
 from models import tiny
 

@@ -163,21 +163,6 @@ def test_a_log_that_is_a_link_is_not_written_through(place) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "value"),
-    [
-        ({"budget": [1, 2]}, "103"),
-        ({"memory": "lots"}, "lots"),
-        ({"shard_size": 0}, "shard size"),
-        ({"threads": 0}, "threads"),
-        ({"include": "head.*"}, "head.*"),
-    ],
-    ids=str,
-)
-def test_bad_options(place, options, value) -> None:
-    place.refused(value, **options)
-
-
 @pytest.mark.parametrize(("memory", "threads"), [(1, 1), ("1MiB", 4), ("2MiB", 7)])
 def test_memory_that_is_too_small_says_what_would_do(tmp_path, memory, threads) -> None:
     paths = save_sequence(tmp_path / "in", *sequence(9, SMALL, "f32+f64"))

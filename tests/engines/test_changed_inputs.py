@@ -1,18 +1,22 @@
-"""An input that is written to or replaced while it is merged is noticed, and there is no output."""
+"""An input that is written to, replaced or unreadable while it is merged is noticed, and there is no output."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from sequences import StateDict
 
+from tunable_magmax.engines.inputs import FileSource
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.report import MergeReport
 
 Save = Callable[[StateDict, Path], None]
@@ -81,3 +85,23 @@ def test_another_file_or_none(tmp_path: Path, kind: str, how: str) -> None:
     with pytest.raises((InputError, StorageError), match=r"two: "):
         place.merge("survey", happens[how])
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(("threads", "at"), [(1, 0), (2, 7), (2, 40)])
+def test_an_error_of_a_reader_arrives(tmp_path, monkeypatch, threads, at) -> None:
+    monkeypatch.setattr(NumbaKernels, "chunk", 1 << 12)  # many pieces of few values
+    place = Place(tmp_path)
+    read, lock, number = FileSource.read, threading.Lock(), iter(range(10**9))
+
+    def failing(self: FileSource, *given: Any) -> torch.Tensor:
+        with lock:
+            now = next(number)
+        if now >= at:
+            raise StorageError("the disk is on fire")
+        return read(self, *given)
+
+    monkeypatch.setattr(FileSource, "read", failing)
+    before = threading.active_count()
+    with pytest.raises(StorageError, match="the disk is on fire"):
+        merge_checkpoints(place.paths[0], place.paths[1:], place.out, threads=threads)
+    assert threading.active_count() == before

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax
@@ -16,7 +17,6 @@ from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.workflows.verify import verify_checkpoint
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
 
 TEXT = {"vocab_size": 16, "max_position_embeddings": 12}

@@ -22,23 +22,15 @@ def write(path: Path, header: dict[str, Any] | bytes, data: bytes = b"") -> Path
     return path
 
 
-def planned_problems(base: Path, task: Path) -> tuple[str, ...]:
-    start = time.monotonic()
-    with pytest.raises(InputError) as caught:
-        merge_checkpoints(base, [task], base.with_name("out"))
-    assert time.monotonic() - start < 30  # it was minutes
-    assert len(str(caught.value)) < 10_000
-    return caught.value.problems
-
-
-# -- headers ----------------------------------------------------------------------------------------------------------
-
-
 def test_many_names_that_differ(tmp_path) -> None:
     base, task = (write(tmp_path / f"{k}", {f"block.{j}.{k}.weight": EMPTY for j in range(20_000)}) for k in range(2))
-    problems = planned_problems(base, task)
-    assert len(problems) == 10_001
-    assert problems[-1] == "and 30,000 more"
+    start = time.monotonic()
+    with pytest.raises(InputError) as caught:
+        merge_checkpoints(base, [task], tmp_path / "out")
+    assert time.monotonic() - start < 30  # it was minutes
+    assert len(str(caught.value)) < 10_000
+    assert len(caught.value.problems) == 10_001
+    assert caught.value.problems[-1] == "and 30,000 more"
 
 
 def test_many_dimensions(tmp_path) -> None:
@@ -53,6 +45,3 @@ def test_a_long_name(tmp_path) -> None:
     with pytest.raises(InputError, match=r"1,000,000 characters") as caught:
         open_checkpoint(path)
     assert len(str(caught.value)) < 1000
-
-
-# -- files beside the weights -----------------------------------------------------------------------------------------

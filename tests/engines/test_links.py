@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -38,19 +37,3 @@ def test_what_leads_outside_stays_outside(base: Path, tmp_path: Path) -> None:
         assert not any("secret" in path.read_text() for path in out.rglob("*.json"))
         assert (out / "special_tokens_map.json").read_text() == "{}"
     assert len([note for note in notes if note.startswith(f"config.json, tokenizer.json of {base} are links")]) == 2
-
-
-def test_a_hub_cache_is_one_place(tmp_path: Path) -> None:
-    repository = tmp_path / "models--org--name"
-    (repository / "blobs").mkdir(parents=True)
-    folder = repository / "snapshots" / "0123abc"
-    (folder / "1_Pooling").mkdir(parents=True)
-    save_file({"w": torch.zeros(4)}, repository / "blobs" / "weights")
-    (folder / "model.safetensors").symlink_to("../../blobs/weights")
-    for name, up in (("config.json", "../.."), ("1_Pooling/config.json", "../../..")):
-        blob = repository / "blobs" / name.replace("/", "-")
-        blob.write_text(json.dumps({"model_type": name}))
-        (folder / name).symlink_to(f"{up}/blobs/{blob.name}")
-    assert convert_checkpoint(folder, tmp_path / "out").notes == ()
-    assert "1_Pooling" in (tmp_path / "out" / "1_Pooling" / "config.json").read_text()
-    assert (tmp_path / "out" / "config.json").exists()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from sequences import SMALL, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.report import MergeReport
 
 NAMES = ("birds", "a|b\n`c`", "birds")
 
@@ -28,15 +25,6 @@ def test_the_card_holds_them_whatever_they_look_like(files, tmp_path) -> None:
         r"| task 2: a\|b \`c\`",
         "| task 3: birds",
     ]
-
-
-def test_a_report_reads_back_with_names_and_without(files, tmp_path) -> None:
-    for names in (None, NAMES):
-        report = merge_checkpoints(*files, tmp_path / "out.safetensors", names=names, overwrite=True)
-        text = (tmp_path / "out.report.json").read_text()
-        assert ("names" in json.loads(text)) == (names is not None)
-        assert MergeReport.from_json(text) == report
-        assert MergeReport.from_json(text).to_json() == text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -21,8 +23,6 @@ from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's own: of fan_in_fan_out and of tied weights
-peft = pytest.importorskip("peft", reason="PEFT is not installed (it is in the extra dev)")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (it is in the extra dev)")
 
 
 def gpt2() -> nn.Module:

@@ -6,8 +6,6 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 from models.tiny import build, changed, save
 
 from tunable_magmax.checkpoints.companions import companion_files, companion_notes

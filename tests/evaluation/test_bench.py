@@ -6,12 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from builtin_run import build_builtin, texts_of
-from labelled_run import TASKS
 
 from tunable_magmax import merge_checkpoints
 from tunable_magmax.data.arrays import unit_rows
@@ -178,16 +173,6 @@ def test_a_fitted_head_is_for_one_site(builtin):
         assert even.accuracy > 0.9
         nothing = bench.fit(spec, SiteFacts(WEIGHTS, np.full(5, 0.2)))
         assert (nothing.kind, nothing.loss) == ("old", None)
-
-
-def test_models_are_named(image_run):
-    with Bench(Run.open(image_run.path), device="cpu") as bench:
-        titles = [spec.title(bench.run.labels) for spec in SPECS]
-        assert titles[0::4] == ["base", f"task {next(iter(TASKS))}"]
-        assert titles[-1] == "last"
-        assert MergeSpec("average", 0) == BASE
-        with pytest.raises(InputError, match="either a merge by a method"):
-            MergeSpec()
 
 
 # -- what to expect ---------------------------------------------------------------------------------------------------

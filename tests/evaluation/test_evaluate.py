@@ -6,13 +6,9 @@ import dataclasses
 import json
 import shutil
 
+import labelled_run
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-import labelled_run
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -64,19 +60,6 @@ def test_a_checkpoint(any_run, tmp_path):
         assert found.unreadable == 0
     # The head was made under this task.
     assert found.accuracy.known_by_task["second"].value > 0.8
-
-
-@pytest.mark.parametrize("options", [{"weights": ["3", "1"]}, {"method": "magmax"}, {"method": "ties", "scale": "0.5"}])
-def test_a_merge_that_is_not_written(any_run, tmp_path, options):
-    data = any_run.pairs(tmp_path / "site", COUNTS)
-    before = sorted(any_run.path.rglob("*"))
-    found = evaluate(read_recipe(any_run.path).with_options(**options), data, reading=CPU)
-    assert sorted(any_run.path.rglob("*")) == before
-    written = merged(any_run.path, tmp_path / "merged", **options)
-    assert found.accuracy == plain(any_run.path, written, data)
-    assert found.accuracy == evaluate(written, data, run=any_run.path, reading=CPU).accuracy
-    assert found.merge.method == options.get("method", "tunable_magmax")
-    assert json.loads(json.dumps(found.to_dict()))["merge"]["scale"] == found.merge.scale
 
 
 def test_a_run_gives_its_matrix(any_run, tmp_path):
@@ -177,19 +160,6 @@ def test_a_run_is_found_though_its_base_lies_elsewhere(image_run, site, tmp_path
     assert evaluate(tmp_path / "merged", site, reading=CPU).accuracy.tasks == ("first", "second")
 
 
-def test_without_a_head(image_run, site, tmp_path):
-    folder = merged(image_run.path, tmp_path / "site-model")
-    (tmp_path / "site-model.log").unlink()
-    with pytest.raises(InputError, match=r"which head .* Give head, a file.* as classifier-head"):
-        evaluate(folder, site, reading=CPU)
-    run = shutil.copytree(image_run.path, tmp_path / "run")
-    record = json.loads((run / "run.json").read_text())
-    del record["classifier"]
-    (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match=r"run.json names no classifier head: give head"):
-        evaluate(run / "first", site, reading=CPU)
-
-
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,10 +178,3 @@ def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
     save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="1 tensors of"):
         evaluate(run, site, reading=CPU)
-
-
-def test_no_data_and_no_benchmark(image_run):
-    with pytest.raises(InputError, match=r"run.json names no benchmark\. Give data"):
-        evaluate(image_run.path / "first", reading=CPU)
-    with pytest.raises(InputError, match=r"on what data\? Give data"):
-        evaluate(image_run.path.parent, head=image_run.path / "head.safetensors", reading=CPU)

@@ -10,7 +10,7 @@ from tunable_magmax.experiments.demo import FITTED, SITES, TAILORED, TASKS, Demo
 from tunable_magmax.experiments.tables import slug
 from tunable_magmax.workflows.evaluate import evaluate
 
-SMALL = DemoSize(train=5, test=2, known=30, unseen=40, epochs=1, batch=16)
+SMALL = DemoSize(train=5, test=2, known=20, unseen=20, epochs=1, batch=16)
 
 
 @pytest.fixture(scope="module")

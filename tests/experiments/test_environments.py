@@ -7,12 +7,7 @@ import pytest
 from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import (
-    PAPER,
-    VARIANTS,
-    EnvironmentOptions,
-    draw_environments,
-)
+from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentOptions, draw_environments
 
 
 def benchmark(tasks: int, test: int) -> Benchmark:

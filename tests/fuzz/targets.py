@@ -143,13 +143,7 @@ def _preference(folder: Path) -> None:
             assert np.isfinite(read.prior.bias(["cat", "owl"])).all()
     arguments = ["--base", folder / "base.safetensors"]
     arguments += [part for name in ("task1", "task2") for part in ("--task", folder / f"{name}.safetensors")]
-    tmx(
-        "merge",
-        "--dry-run",
-        *arguments,
-        "--preference",
-        folder / "preference.json",
-    )
+    tmx("merge", "--dry-run", *arguments, "--preference", folder / "preference.json")
 
 
 def _profile(folder: Path) -> None:

@@ -15,7 +15,7 @@ from strategies import WEIGHTS
 from tunable_magmax import budget
 from tunable_magmax.errors import InputError
 
-quick = settings(max_examples=300, deadline=None, derandomize=True)
+quick = settings(max_examples=150, deadline=None, derandomize=True)
 
 elements = st.one_of(st.integers(0, 20), st.integers(0, 10**6), st.integers(10**12 - 1000, 10**12))
 decimals = st.decimals(min_value=0, max_value=1000, places=6).map(float)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tunable_magmax import Preference, merge_checkpoints, merge_state_dicts
@@ -40,23 +39,3 @@ def test_a_preference_stands_for_its_weights_and_its_scale(tmp_path) -> None:  #
         save_file(tensors, file)
     report = merge_checkpoints(files[0], files[1:], tmp_path / "out.safetensors", weights=Preference((3, 1), scale=0.5))
     assert (report.scale, report.counts) == (0.5, found.report.counts)
-
-
-def test_a_preference_for_another_number_of_tasks_is_refused() -> None:
-    base, *tasks = (module(seed).state_dict() for seed in range(3))
-    with pytest.raises(ValueError, match="3 weights for 2 tasks"):
-        merge_state_dicts(base, tasks, weights=Preference((1, 1, 1)))
-
-
-def test_models_of_transformers_come_out_as_models() -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    base, *tasks = (transformers.BertForMaskedLM(config).eval() for _ in range(3))
-    model = merge_state_dicts(base, tasks, weights=[0, 1], scale=1).to_model()
-    assert type(model) is type(base)
-    assert model.config.to_dict() == base.config.to_dict()
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    tokens = torch.tensor([[3, 4, 5]])
-    torch.testing.assert_close(model(tokens).logits, tasks[1](tokens).logits, rtol=1e-4, atol=1e-4)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from builtin_run import build_builtin
 from models import tiny
 from safetensors.torch import load_file, save_file
@@ -16,7 +17,6 @@ from tunable_magmax.models.builtin import INPUT, TOKEN, BuiltinEncoder, load_bui
 from tunable_magmax.models.head import Linear
 from tunable_magmax.models.prepared import embed_inputs
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}

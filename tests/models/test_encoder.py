@@ -8,12 +8,8 @@ import adapters
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from models import tiny
+from safetensors.torch import load_file, save_file
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder, put_weights

@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from models import tiny
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-from models import tiny
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder

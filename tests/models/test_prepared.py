@@ -7,10 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from models import tiny
 
 from tunable_magmax.data.samples import Samples, Unreadable

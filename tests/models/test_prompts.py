@@ -14,10 +14,7 @@ from tunable_magmax.models.prompts import read_templates, sentences
         ("cifar10", r"no prompt templates are called 'cifar10' \(did you mean 'cifar100'\?\); known are cifar100, "),
         ("a photo of {}.", "a photo of"),
         ([], "found none"),
-        (
-            ["{}", "a photo.", "{} and {}", "a {name}.", 3],
-            r"'a photo\.', '\{\} and \{\}', 'a \{name\}\.', 3",
-        ),
+        (["{}", "a photo.", "{} and {}", "a {name}.", 3], r"'a photo\.', '\{\} and \{\}', 'a \{name\}\.', 3"),
     ],
 )
 def test_bad_templates(given, says):

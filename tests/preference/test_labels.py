@@ -53,13 +53,6 @@ def test_invariances(labels: list[str], random: Any) -> None:
         assert other.weights == found.weights
 
 
-def test_labels_of_no_task_are_counted_named_and_left_out() -> None:
-    with pytest.warns(UserWarning, match=r"3 \('bird', 'fish'\) of 7 labels belong to no task and were left out"):
-        found = Preference.from_labels(TASKS, [*LABELS, "fish", "bird", "fish"])
-    assert found.weights == Preference.from_labels(TASKS, LABELS).weights
-    assert found.provenance["unknown"] == 3
-
-
 @pytest.mark.parametrize(
     ("tasks", "labels", "options", "message"),
     [

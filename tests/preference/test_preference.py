@@ -114,11 +114,7 @@ def test_bad_files(tmp_path: Path, change: dict[str, object], message: str) -> N
 def test_files_that_are_no_preference(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file; `tmx prefer` writes preference files"):
         Preference.load(tmp_path / "none.json")
-    for content, message in (
-        (b"\xff\xfe\x00", "cannot be read"),
-        (b"{", "not JSON"),
-        (b"[1]", "must be a mapping"),
-    ):
+    for content, message in ((b"\xff\xfe\x00", "cannot be read"), (b"{", "not JSON"), (b"[1]", "must be a mapping")):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(InputError, match=message):
             Preference.load(tmp_path / "bad.json")

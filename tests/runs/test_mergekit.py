@@ -34,7 +34,8 @@ def models(tmp_path_factory) -> Path:
     """A base and three tasks of a small language model, in float32."""
     if MERGEKIT is None:
         pytest.skip("mergekit-yaml is not on PATH: pip install mergekit==0.1.5 into an environment of its own")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+    import transformers
+
     folder = tmp_path_factory.mktemp("models")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -172,11 +171,3 @@ def test_with_options():
     assert recipe.with_options(seed=0).options == {"weights": [1], "seed": 0}
     assert recipe.with_options(budget=[5]).options == {"budget": [5], "seed": 1}
     assert recipe.with_options(budget=[5], weights=[2]).options == {"budget": [5], "weights": [2], "seed": 1}
-
-
-# -- run directories --------------------------------------------------------------------------------------------------
-
-
-def write_run(tmp_path, run):
-    (tmp_path / "run.json").write_text(run if isinstance(run, str) else json.dumps(run))
-    return tmp_path

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="starlette is not installed (extra: studio)")
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from starlette.testclient import TestClient
 
 from tunable_magmax.runs.run import Run

@@ -9,12 +9,6 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-
-pytest.importorskip("starlette", reason="starlette is not installed (extra: studio)")
-pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra: studio)")
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("playwright", reason="playwright is not installed (extra: dev)")
-
 import uvicorn
 from playwright import sync_api
 

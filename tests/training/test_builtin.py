@@ -6,10 +6,6 @@ import json
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 import transformers
 from models import tiny
 from safetensors.torch import load_file

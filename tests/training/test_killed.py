@@ -7,10 +7,6 @@ import signal
 import subprocess
 
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from forked import forking
 from training import toy
 

@@ -9,10 +9,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
-
 import transformers
 from models import tiny
 
@@ -270,26 +266,6 @@ def test_samples_are_kept_of_what_was_not_trained_on_or_not_at_all(start, tmp_pa
     assert (run.kept[2].source, run.profiles[2].samples) == ("evaluation", 2)
     assert sorted(open_kept(run, 0).load(range(2))) == sorted(text for text, _ in held)
     assert all(profile is not None for profile in run.profiles)
-
-
-def test_pictures_without_an_image_processor_are_recorded_without_a_profile(tmp_path, pictures):
-    model, _, values, labels = pictures
-    args = transformers.TrainingArguments(str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True)
-    data = Folder(values, labels)
-
-    def together(rows):
-        pixels = torch.stack([torch.from_numpy(np.array(value)).permute(2, 0, 1).float() / 255 for value, _ in rows])
-        return {
-            "pixel_values": torch.nn.functional.interpolate(pixels, 16),
-            "labels": torch.tensor([k for _, k in rows]),
-        }
-
-    record = callback(tmp_path / "run", "colours")
-    options = {"train_dataset": data, "data_collator": together, "callbacks": [record]}
-    with pytest.warns(UserWarning, match="colours is recorded without a profile"):
-        transformers.Trainer(model, args, **options).train()
-    run = Run.open(tmp_path / "run")
-    assert (run.names, run.profiles, run.kept) == (("colours",), (None,), (None,))
 
 
 def test_numbers_in_data_are_names(tmp_path):

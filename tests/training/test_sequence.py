@@ -8,10 +8,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 from models import tiny
 from safetensors.torch import load_file
 from training import toy

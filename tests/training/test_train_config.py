@@ -62,18 +62,6 @@ def test_the_record_reads_back_to_an_equal_configuration(tmp_path, given):
         assert record == {**FULL, "benchmark": record["benchmark"], "head": head, "train": train}
 
 
-def test_single_values_can_be_changed(tmp_path):
-    path = written(tmp_path, {**PLAIN, "train": None})
-    changes = ["train.lr=3e-5", "seed=4", "benchmark.tasks=5", "train.freeze=[a.*, b]"]
-    config = read_config(path, changes)
-    assert (config.train.lr, config.seed) == (3e-5, 4)
-    assert (config.benchmark.tasks, config.train.freeze) == (5, ("a.*", "b"))
-    assert read_config(path) == TrainConfig.read(PLAIN, tmp_path)  # the file is as it was
-    for change in ("train.lr", "seed.x=1", "train.lr=[1"):
-        assert f"--set {change}: " in problems(PLAIN, "seed=1", change, folder=tmp_path)
-    assert "unknown key 'lrr' in train (did you mean 'lr'?)" in problems(PLAIN, "train.lrr=1", folder=tmp_path)
-
-
 def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     """Those in the file from the file's folder, those on the command line from the current directory."""
     file, here = tmp_path / "configs", tmp_path / "here"
@@ -102,22 +90,6 @@ def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     for change, value in (("benchmark.data=[1]", r"data is \[1\]"), ("benchmark=7", "benchmark is 7")):
         with pytest.raises(InputError, match=value):
             read_config(path, [change])
-
-
-def test_all_problems_at_once(tmp_path):
-    given = {
-        "modell": "x",
-        "benchmark": {"name": "texts", "data": "x", "tasks": 0, "ordr": "natural"},
-        "train": {"epochs": 0, "lr": -1, "augment": "flap", "freeze": [1], "batchh": 3},
-        "head": {"source": "means", "file": "x"},
-        "seed": -1,
-    }
-    said = problems(given, folder=tmp_path)
-    for value in ("'modell'", "'model'", "tasks is 0", "'ordr'", "epochs is 0", "lr is -1", "'flap'", "freeze.0 is 1"):
-        assert value in said
-    for value in ("'batchh'", "'means'", "seed is -1"):
-        assert value in said
-    assert len(said.splitlines()) == 12  # the first line, and a line for each problem
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,6 @@ import json
 import shutil
 
 import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-
 from labelled_run import TASKS, build
 from runs.keeping import keep_samples
 

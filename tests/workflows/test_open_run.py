@@ -71,10 +71,7 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
         ({"inputs": []}, "an empty list"),
         ({"inputs": 5}, "a int"),
         ({"inputs": ["hello", 5]}, "2 is a int"),
-        (
-            {"inputs": [np.zeros((3, 8, 8), np.float32)]},
-            "of float32",
-        ),
+        ({"inputs": [np.zeros((3, 8, 8), np.float32)]}, "of float32"),
         ({"inputs": {"text": ["hello"]}}, "a dict"),
         ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
         ({"labelled": ["hello"]}, r"sample 1 is a str.* zip\(inputs, labels\)"),

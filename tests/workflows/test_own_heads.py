@@ -21,7 +21,6 @@ from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.options import InitOptions, SiteSources, TailorOptions
 from tunable_magmax.workflows.tailor import tailor
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
 
 

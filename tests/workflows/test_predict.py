@@ -12,9 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
 import tunable_magmax
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
@@ -170,10 +167,7 @@ def test_what_is_written():
             lambda model, _: load_classifier(model, "cpu").predict([3]),
             r"input 1 is a int, expected a PIL image, an array",
         ),
-        (
-            lambda model, _: load_classifier(model, "cpu").predict(5),
-            r"the input is of type int, expected a PIL",
-        ),
+        (lambda model, _: load_classifier(model, "cpu").predict(5), r"the input is of type int, expected a PIL"),
         (lambda model, _: load_classifier(model, "cpu").predict([], top=0), r"top is 0, expected at least 1"),
         (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"batch is 0, expected at least 1"),
     ],

@@ -5,13 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
-
 import builtin_run
+import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run

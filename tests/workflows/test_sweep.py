@@ -61,10 +61,7 @@ def test_points_of_preferences(run, tmp_path):
     for name, weights in (("site a", (3, 1, 0)), ("home", (0, 1, 1))):
         Preference(weights).save(tmp_path / f"{name}.json")
     places = [tmp_path / "site a.json", tmp_path / "home.json"]
-    assert [point.name for point in swept(run, tmp_path / "out", preference=places).points] == [
-        "00-site-a",
-        "01-home",
-    ]
+    assert [point.name for point in swept(run, tmp_path / "out", preference=places).points] == ["00-site-a", "01-home"]
 
 
 def test_shares_change_evenly_and_factors_mean_what_they_say():

@@ -9,15 +9,11 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import adapters
+import builtin_run
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
-
-import adapters
-import builtin_run
 from labelled_run import TASKS, LabelledRun
 from runs.keeping import keep_samples
 from safetensors.torch import load_file, save_file
@@ -117,14 +113,9 @@ def test_everything_that_a_site_needs_is_there(by_inputs, kept_run):
     assert f"| first | {found.preference.weights[0]:.4f} |" in card
 
 
-def test_the_record_is_what_is_told_everywhere(by_inputs):
+def test_the_record_holds_what_was_tried_and_is_expected(by_inputs):
     found, out = by_inputs
-    stored = json.loads((out / "tmx-tailor.json").read_text())
-    assert stored == json.loads(json.dumps(asdict(read_record(out))))
-    told = json.loads(json.dumps(found.to_dict()))
-    assert {key: told[key] for key in stored if key != "warnings"} == {
-        k: v for k, v in stored.items() if k != "warnings"
-    }
+    assert json.loads((out / "tmx-tailor.json").read_text()) == json.loads(json.dumps(asdict(read_record(out))))
     record = found.record
     assert record.head.kind == "fitted"
     assert (record.head.kept, record.merge.judged_by) == (40, 40)
@@ -160,7 +151,7 @@ def test_a_second_call_is_complete_and_another_is_refused(by_inputs, kept_run, s
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("moment", ["card_section", "gather_evidence"])
+@pytest.mark.parametrize("moment", ["card_section", pytest.param("gather_evidence", marks=pytest.mark.stress)])
 def test_a_kill_leaves_nothing_half_and_the_next_call_gives_the_same(by_inputs, kept_run, site, tmp_path, moment):
     out = tmp_path / "site-model"
     code = f"""

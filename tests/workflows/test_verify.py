@@ -35,13 +35,6 @@ def merge(tmx, sequence):
     return out
 
 
-def test_a_good_merge(tmx, sequence, merge):
-    result = tmx("inspect", "--verify", merge)
-    assert (result.code, result.err) == (0, "")
-    again = tmx("inspect", "--verify", merge, *sequence.arguments)
-    assert again.code == 0, again
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_derived_again(tmx, sequence, method):
     out = sequence.folder / ("m.safetensors" if method in ("ties", "magmax") else "m")

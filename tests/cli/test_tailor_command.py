@@ -38,6 +38,23 @@ def test_a_model_from_labels(tmx, image_run, labels, tmp_path):
     assert tmx("tailor", image_run.path, "--labels", labels, "--scale", 0.5, "-o", out, "--overwrite", "-q").code == 0
 
 
+def test_a_method_of_the_users_own(tmx, text_run, tmp_path):
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+    file.write_text(
+        "from tunable_magmax.merging.methods import Method\n"
+        "class First(Method):\n"
+        "    def vector(self, vectors):\n"
+        "        return vectors[0]\n"
+    )
+    command = ("tailor", text_run.path, "--equal", "--method", f"{file}:First", "--scale", 1, "-o", out, *CPU)
+    result = tmx(*command)
+    assert result.code == 0, result.err
+    assert json.loads((out / "tmx-report.json").read_text())["method"] == f"{file}:First"
+    assert "is complete" in tmx(*command).out
+    file.write_text(file.read_text() + "# changed\n")
+    assert "already exists" in tmx(*command).err
+
+
 def test_json(tmx, text_run, tmp_path):
     pairs, out = text_run.pairs(tmp_path / "pairs", {"red": 6, "blue": 3, "green": 3, "grey": 3}), tmp_path / "out"
     result = tmx("tailor", text_run.path, "--labelled", pairs, "-o", out, "--json", *CPU)
@@ -71,7 +88,7 @@ def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
     [
         ("--equal", "where should the model go?"),
         ("-o OUT", "what is known of the site?"),
-        ("--equal --method best -o OUT", "unknown method 'best'"),
+        ("--equal --method autos -o OUT", "unknown method 'autos' (did you mean 'auto'?)"),
         ("--equal --scale far -o OUT", "far"),
         ("--equal --scale -1 -o OUT", "scale is -1.0, a step away from what the tasks learned"),
         ("--weights 1,2,3 -o OUT", "3 weights for 2 tasks"),

@@ -366,11 +366,11 @@ def method_class(name: str) -> type[Method]:
     return METHODS.get(name) or _ADDED[method_named(name)]
 
 
-def method_named(name: Any) -> str:
+def method_named(name: Any, others: Sequence[str] = ()) -> str:
     """Returns the name that `method_class` knows a method by: given as that name, as an entry point's, or as a class.
 
     A file is never run here, for a name may come from a configuration that somebody else has written: `load_method`
-    does that, and only where a user names the file.
+    does that, and only where a user names the file. `others`: what else might have been meant by an unknown name.
     """
     if isinstance(name, type):
         own = f"{name.__module__}:{name.__qualname__}"
@@ -380,7 +380,7 @@ def method_named(name: Any) -> str:
         return name
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if not isinstance(name, str) or name not in points:
-        known = [*METHODS, *points]
+        known = [*others, *METHODS, *points]
         hint = f": give --method {name}, which runs this file" if _names_file(name) else closest(str(name), known)
         raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
     try:
@@ -401,13 +401,13 @@ def _names_file(name: Any) -> bool:
     return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
 
 
-def load_method(name: str) -> str:
+def load_method(name: str, others: Sequence[str] = ()) -> str:
     """Returns the name of a method for `merge_checkpoints`; of "FILE.py:Class", runs the file and adds its class.
 
     The file is run like any program: name only files that you trust.
     """
     if not _names_file(name) or name in _ADDED:
-        return method_named(name)
+        return method_named(name, others)
     file, _, own = name.rpartition(":")
     path = Path(file)
     if not path.is_file():

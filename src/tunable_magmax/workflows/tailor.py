@@ -358,7 +358,7 @@ def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -
 def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None]:
     """Opens the run, and the preference if one is given; refuses sources that say nothing, or contradict it."""
     if options.method != "auto":
-        load_method(options.method)
+        load_method(options.method, others=("auto",))
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
     sources = options.sources
     if options.preference is None:

@@ -71,7 +71,7 @@ def row_record(
 def sequence_record(seed: int, setting: str = SETTING, elements: int = 1000) -> SequenceRecord:
     tasks = int(setting.rpartition("-")[2])
     versions = {"torch": "2.13.0"}
-    own = {"tasks": tasks, "elements": elements, "magmax_counts": (elements,), "config": {}}
+    own = {"tasks": tasks, "elements": elements, "config": {}}
     return SequenceRecord(setting=setting, seed=seed, versions=versions, device="cpu", **own)
 
 

@@ -70,14 +70,12 @@ class _Record:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRecord(_Record):
-    """A trained sequence. `config`: its run.yaml; `magmax_counts`: the elements that MAGMAX takes from each task."""
+    """A trained sequence. `config`: its run.yaml."""
 
     kind: Literal["sequence"] = "sequence"
     tasks: int
     elements: int
-    magmax_counts: tuple[int, ...]
     config: dict[str, Any]
-    task_names: tuple[str, ...] = ()
     seconds: float | None = None
     kept: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=dict)

@@ -170,14 +170,11 @@ class _Seed:
         import tunable_magmax
 
         bench, on_gpu = self._bench, self._bench.trained.bench.encoder.device.type == "cuda"
-        report = bench.trained.bench.report(MergeSpec("magmax", 1.0))
         kept = [entry for entry in bench.run.kept if entry is not None]
         sources = " and ".join(sorted({entry.source for entry in kept}))
         return {
             "tasks": len(bench.run.tasks),
-            "task_names": tuple(task.name for task in bench.benchmark.tasks),
-            "elements": report.elements,
-            "magmax_counts": tuple(report.counts or ()),
+            "elements": bench.trained.bench.models.elements,
             "seconds": round(self._training_seconds, 2),
             "config": _portable(self._config.record(), Path(self._experiment.root)),
             "kept": {"samples": sum(entry.samples for entry in kept), "source": sources} if kept else None,

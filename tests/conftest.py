@@ -26,6 +26,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch):
+    """What a test writes need not outlive a crash of the machine."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture(scope="session")
 def image_run(tmp_path_factory):
     """Two tasks on an encoder of images."""
@@ -41,6 +47,14 @@ def text_run(tmp_path_factory):
 @pytest.fixture(params=["image_run", "text_run"])
 def any_run(request):
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory):
+    """The experiment in miniature, done once."""
+    from experiments.miniature import reproduced  # slow, too
+
+    return reproduced(tmp_path_factory.mktemp("experiment"))
 
 
 def _built(tmp_path_factory, kind):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 from tunable_magmax.merging.methods import read_options
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPES = {
     "body.q.weight": (301, 257),
     "body.q.bias": (301,),
@@ -34,11 +35,6 @@ SHAPES = {
     "frozen.weight": (64, 33),
     "head.weight": (5, 40),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def base_of(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

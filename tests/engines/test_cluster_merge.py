@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +21,7 @@ from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging.layout import Layout, Mergeable
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
 from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 Models = tuple[StateDict, list[StateDict]]
 
 SHARD = 300_000
@@ -56,11 +58,6 @@ def weighted(options: dict, tasks: int) -> dict:
 
 def label(options: object) -> str | None:
     return "-".join(map(str, options.values())) if isinstance(options, dict) else None
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)

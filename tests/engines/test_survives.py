@@ -19,6 +19,8 @@ from sequences import StateDict, digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(4)} | {"layer.0.bias": (65,), "layer.3.frozen": (500,)}
 SHARD = 10_000
 LAST = 60
@@ -50,11 +52,6 @@ class Victim:
             self._outputs[key] = self.folder / "plain" / f"{len(self._outputs)}" / f"out{suffix}"
             merge_checkpoints(self.base, self.tasks, self._outputs[key], shard_size=SHARD, **options)
         return self._outputs[key]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

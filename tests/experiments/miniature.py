@@ -7,6 +7,9 @@ from pathlib import Path
 import yaml
 from training import toy
 
+from tunable_magmax.experiments.config import read_experiment
+from tunable_magmax.experiments.reproduce import reproduce
+
 ROWS = [
     *("tailor:auto", "tailor:label", "tailor:both", "tailor:auto+prior", "tailor:wrong"),
     *("zero-shot", "zero-shot+fit+prior:auto", "single-best", "likeliest:auto", "sequential@1", "sequential@0.5"),
@@ -37,3 +40,9 @@ def written(root: Path, kind: str = "vit", more: dict | None = None, **changed) 
     path = root / "toy.yaml"
     path.write_text(yaml.safe_dump(given))
     return path
+
+
+def reproduced(root: Path, kind: str = "vit", more: dict | None = None, **changed) -> tuple:
+    """Reproduces such an experiment: where it lies, what it is, and the files that it made."""
+    experiment = read_experiment(written(root, kind, more, **changed))
+    return root, experiment, reproduce(experiment, root / "results", root / "work", "cpu")

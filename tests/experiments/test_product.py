@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.miniature import written
+from experiments.miniature import reproduced
 from safetensors.torch import load_file
 
 from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import draw_environments
 from tunable_magmax.experiments.records import read_records
-from tunable_magmax.experiments.reproduce import reproduce
 from tunable_magmax.experiments.sequence_bench import EnvironmentBench, SequenceBench
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources, TailorOptions
@@ -29,10 +27,9 @@ ROWS = ["tailor:auto", "tailor:both", "tailor:auto+prior", "zero-shot+fit+prior:
 @pytest.fixture(scope="module")
 def own_heads(tmp_path_factory):
     """Tasks with classifiers of their own."""
-    root = tmp_path_factory.mktemp("own")
-    builtin = {"rows": [*ROWS, "joint+fit+prior:auto", "logistic:auto+prior"], "alphas": []}
-    experiment = read_experiment(written(root, "bert", {"head": {"source": "builtin"}}, **builtin))
-    return root, experiment, reproduce(experiment, root / "results", root / "work", "cpu")
+    rows = [*ROWS, "joint+fit+prior:auto", "logistic:auto+prior"]
+    builtin = {"head": {"source": "builtin"}}
+    return reproduced(tmp_path_factory.mktemp("own"), "bert", builtin, rows=rows, alphas=[])
 
 
 def as_files(samples, place: Path, labels: bool = False) -> Path:

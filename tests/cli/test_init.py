@@ -133,6 +133,13 @@ def test_swapped_data_is_refused_before_anything_is_written(tmx, classifiers):
     assert Run.open("run").kept[1].classes == ("file", "nail", "saw")
 
 
+def test_a_label_that_is_no_class_is_named(tmx, classifiers):
+    write_data("pets", {"cat": "cat", "dog": "dog", "the": "dgo"})
+    made = tmx("init", "run", *classifiers, "--data", "pets=pets.csv")
+    assert made.code == 0, made.err
+    assert "pets.csv: no class of pets: 'dgo'" in " ".join(made.err.split())
+
+
 def test_classifiers_without_names_are_believed_where_they_predict_the_order(tmx, classifiers):
     take_names_away()
     write_data("pets", {"cat": "cat", "dog": "dog"})

@@ -123,6 +123,14 @@ def class_names_of(data: Any) -> tuple[str, ...]:
 
 
 def _rows(data: Any) -> Sequence[Any]:
+    """Returns the rows of data that hold at least one."""
+    rows = rows_of(data)
+    if not len(rows):
+        raise InputError(f"samples are an empty {type(data).__name__}: give at least one")
+    return rows
+
+
+def rows_of(data: Any) -> Sequence[Any]:
     """Returns what has a length and positions: the data as it comes, before any transform of Hugging Face."""
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # a frame of pandas, which iterates over its columns
         data = data.to_dict("records")
@@ -133,10 +141,7 @@ def _rows(data: Any) -> Sequence[Any]:
     positions = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "iloc")
     if is_one_input(data) or isinstance(data, Mapping) or not (positions or isinstance(data, Iterable)):
         raise InputError(f"samples are a {type(data).__name__}: give a list of them, or the path of a file or folder")
-    rows: Sequence[Any] = data if positions else list(data)
-    if not len(rows):
-        raise InputError(f"samples are an empty {type(data).__name__}: give at least one")
-    return rows
+    return data if positions else list(data)
 
 
 def _row_labels(rows: Any) -> Iterable[Any]:

@@ -133,7 +133,10 @@ class Bench:
             self.classes: tuple[str, ...] = self.models.labels
         else:
             if head is None and run.head is None:
-                raise InputError(f"{run.path} has neither a head nor tasks with classifiers: `tmx init` can add one")
+                raise InputError(
+                    f"{run.path} has neither a head nor tasks with classifiers: "
+                    f"`tmx init {run.path} --head HEAD` adds one"
+                )
             self.encoder = load_encoder(run.base, device)
             self.frozen = load_head(run.head) if head is None and run.head is not None else head
             assert self.frozen is not None

@@ -425,6 +425,12 @@ def _nameless(
                 f"checkpoint has {some_of(rows, show=repr)} (id2label of its config.json). Give the data of {name}, "
                 "or write the labels as the checkpoint has them"
             )
+        elif unknown:
+            warnings.warn(
+                f"{samples.origin}: no class of {name}: {some_of(unknown, show=repr)}; samples labelled so are left "
+                f"out when a head is fitted. The checkpoint has {some_of(rows, show=repr)}",
+                stacklevel=2,
+            )
     known = {name: data[name].present_classes() for name in nameless}
     for name, rows in nameless.items():
         same = [other for other in tasks if merged[other] == merged[name] and known.get(other) != known[name]]
@@ -432,17 +438,17 @@ def _nameless(
             problems.append(_unclear(data[name], tasks[name], rows))
         elif same:
             problems.append(
-                f"{_unclear(data[name], tasks[name], rows)}. A merge takes them for the classes of {some_of(same)}, "
-                "which has the same labels"
+                f"{_unclear(data[name], tasks[name], rows)}. Without names, a merge takes them for the classes of "
+                f"{some_of(same)}"
             )
     return nameless
 
 
 def _unclear(samples: Samples, checkpoint: Path, rows: Sequence[str]) -> str:
-    labels, config = some_of(samples.present_classes(), show=repr), checkpoint / "config.json"
+    labels = some_of(samples.present_classes(), show=repr)
     return (
-        f"{samples.origin}: which of its labels {labels} is which class of a classifier that calls them "
-        f"{some_of(rows)}? Write their names into id2label of {config}, in the order that training had them"
+        f"{samples.origin} has the labels {labels}, and {checkpoint} calls its classes {some_of(rows)}: which is "
+        f"which? Write the names into id2label of {checkpoint / 'config.json'}, in the order of the training"
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
-from tunable_magmax.data.memory import EXPECTED, is_one_input, memory_samples
+from tunable_magmax.data.memory import EXPECTED, is_one_input, memory_samples, rows_of
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
@@ -186,7 +186,7 @@ class LoadedClassifier:
             raise InputError(
                 f"the input is of type {type(inputs).__name__}, expected {EXPECTED[self.kind]}, or a list of such"
             )
-        return replace(memory_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
+        return replace(memory_samples([inputs] if alone else rows_of(inputs), self.kind), origin="the inputs")
 
 
 def load_classifier(

@@ -320,7 +320,9 @@ def _unscored(site: Site, preference: Preference, options: TailorOptions, reason
     """Decides by rule, with the old head and the site's class shares."""
     head, run = site.frozen_head(), site.run
     if head is None and all(builtin_labels(path) is None for path in run.tasks):
-        raise InputError(f"{run.path} has neither a head nor tasks with classifiers: `tmx init` can add one")
+        raise InputError(
+            f"{run.path} has neither a head nor tasks with classifiers: `tmx init {run.path} --head HEAD` adds one"
+        )
     if options.method == "auto":
         options = replace(options, method="tunable_magmax")
     spec, facts = _by_rule(preference, options), HeadRecord("old", f"no head is fitted: {reason}")

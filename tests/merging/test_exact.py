@@ -245,8 +245,9 @@ def test_include_and_exclude():
         return changed
 
     assert merged_names() == set(names)
-    with pytest.raises(InputError, match="include"):
-        merge(base, [task], include=[])
+    for include, says in (([], "include"), ("enc.*", "expected a list of patterns")):
+        with pytest.raises(InputError, match=says):
+            merge(base, [task], include=include)
     assert merged_names(include=["enc.*"]) == {"enc.0.weight", "enc.1.weight", "enc.1.bias"}
     assert merged_names(include=["enc.?.weight"]) == {"enc.0.weight", "enc.1.weight"}
     assert merged_names(exclude=["enc"]) == set(names)  # whole names, not substrings

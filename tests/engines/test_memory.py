@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/stat
 
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
-ELEMENTS = 10_000_000
-SHAPES = {"a": (1000, 3001), "b": (1_999_999,), "c": (1000, 2500), "d": (2_499_000,)}
+ELEMENTS = 20_000_000
+SHAPES = {"a": (2000, 3001), "b": (3_999_999,), "c": (1000, 5000), "d": (4_998_000,)}
 
 # With arguments it merges; without, it only does what every merge has to do first, on next to nothing.
 SCRIPT = """

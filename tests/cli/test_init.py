@@ -146,7 +146,8 @@ def test_classifiers_without_names_are_believed_where_they_predict_the_order(tmx
     made = tmx("init", "run", *classifiers, "--data", "pets=pets.csv", "--json")
     assert made.code == 0, made.err
     assert Run.open("run").kept[0].classes == ("pets/LABEL_0", "pets/LABEL_1")  # what the merge calls them
-    assert any("'dog' is LABEL_1" in note for note in json.loads(made.out)["notes"])
+    (note,) = (note for note in json.loads(made.out)["notes"] if "'dog' is LABEL_1" in note)
+    assert "answer 'pets/LABEL_0', 'pets/LABEL_1'" in note
 
 
 @pytest.mark.parametrize("labels", [{"cat": "b", "dog": "a"}, {"cat": "cat", "dog": "dog", "the": "owl"}])

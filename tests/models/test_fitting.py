@@ -172,6 +172,13 @@ def test_a_head_without_a_bias_has_constants_in_its_matrix(constant):
         assert tied.loss == pytest.approx(free.loss, abs=0.02)
 
 
+def test_the_loss_of_certain_answers_is_no_negative_zero():
+    labels = np.arange(100) % CLASSES
+    features = np.eye(CLASSES)[labels] + 1e-3 * np.random.default_rng(0).normal(size=(100, CLASSES))
+    found = fit_head(Rows.of(features, labels), np.full(CLASSES, 1 / CLASSES), None)
+    assert f"{found.loss:.2f}" == "0.00"
+
+
 def test_one_row_a_class_cannot_be_judged_and_is_trusted_little():
     features, labels, means = draw(CLASSES)
     found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), None)

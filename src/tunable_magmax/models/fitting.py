@@ -351,7 +351,7 @@ class _Problem:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
         factors = least_loss(torch.stack(tables), self.targets, self.weights, self.offset, start)
         own = self._logs(tables, factors).gather(1, self.labels[:, None]).squeeze(1)
-        return factors, -float(self.weights @ own)
+        return factors, max(0.0, -float(self.weights @ own))  # not -0, where every chance is 1
 
     def _logs(self, tables: list[Tensor], factors: Sequence[float]) -> Tensor:
         scores = sum(factor * table for factor, table in zip(factors, tables, strict=True))

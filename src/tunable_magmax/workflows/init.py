@@ -115,7 +115,11 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
     for name, rows in inputs.nameless.items():
         names = _by_prediction(name, rows, inputs, reading.device)
         pairs = some_of(f"{label!r} is {row}" for label, row in zip(names, rows, strict=True))
-        notes.append(f"{name}: its classifier has no names, and predicts that {pairs}")
+        notes.append(
+            f"{name}: its classifier has no names, and predicts that {pairs}. Models of this run answer "
+            f"{some_of(names.values(), show=repr)}; to have your labels instead, write them into id2label of "
+            f"{inputs.tasks[name] / 'config.json'} first, and run this again with --overwrite"
+        )
         for part in (data, held_out):
             if name in part:
                 classes = tuple(names.get(label, label) for label in part[name].classes)

@@ -152,7 +152,8 @@ def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
     for command in (verify, again):
         result = tmx_command(*command)
         assert result.code == 2
-        assert f"--method {spec}" in result.err
+        assert "--method FOLDER/own.py:UpperMedian" in result.err
+        assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()
     assert tmx_command(*verify, "--method", spec).code == 0
     assert tmx_command(*again, "--method", spec).code == 0
     ours, theirs = (tmp_path / name / "model.safetensors" for name in ("out", "again"))

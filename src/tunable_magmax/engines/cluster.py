@@ -30,7 +30,7 @@ from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Findings, Merge
-from tunable_magmax.merging.methods import Method, load_method
+from tunable_magmax.merging.methods import Method, load_method, place_of_method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import Call, MergedElements
 from tunable_magmax.merging.report import MergeReport, Survey
@@ -85,6 +85,8 @@ class Assignment:
     base: Path
     tasks: tuple[Path, ...]
     options: Options
+    method: str
+    """What `load_method` takes: the method may be in a file."""
     layout: Layout
     share: Share
     threads: int
@@ -114,7 +116,7 @@ class Worker:
         """Opens the inputs and prepares the merge. What the driver can read and this worker can't is an error."""
         self._assignment = assignment
         options, share = assignment.options, assignment.share
-        load_method(options.method)  # it may be in a file of the user's own
+        load_method(assignment.method)
         try:
             self._inputs = self._stack.enter_context(Inputs(assignment.base, assignment.tasks, options))
         except InputError as error:
@@ -272,9 +274,10 @@ def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: in
     base, *tasks = (path.absolute() for path in inputs.paths)
     attempt = secrets.token_hex(4)  # a worker of a killed driver may still write to a file of its own
     calls = []
+    method = place_of_method(options.method)
     for k, share in enumerate(shares):
         spill = output.scratch(f"planes-{k}-{attempt}")
-        assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, job.memory, spill)
+        assignment = Assignment(base, tuple(tasks), options, method, inputs.layout, share, threads, job.memory, spill)
         calls.append(Call(k, "begin", (assignment,)))
     workers.ask(calls)
     merge = ClusterMerge(workers, shares, inputs, options)

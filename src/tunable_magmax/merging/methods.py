@@ -381,7 +381,8 @@ def method_named(name: Any, others: Sequence[str] = ()) -> str:
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if not isinstance(name, str) or name not in points:
         known = [*others, *METHODS, *points]
-        hint = f": give --method {name}, which runs this file" if _names_file(name) else closest(str(name), known)
+        in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
+        hint = in_file if _names_file(name) else closest(str(name), known)
         raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
     try:
         _ADDED[name] = _checked(points[name].load(), f"the entry point {name!r} ({points[name].value})")
@@ -397,6 +398,11 @@ def files_of_method(name: str) -> list[Path]:
     return [] if file is None else [Path(file)]
 
 
+def place_of_method(name: str) -> str:
+    """Returns what `load_method` takes in another process: of a method in a file with the path, of others the name."""
+    return f"{files_of_method(name)[0].parent}/{name}" if _names_file(name) else name
+
+
 def _names_file(name: Any) -> bool:
     return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
 
@@ -404,12 +410,16 @@ def _names_file(name: Any) -> bool:
 def load_method(name: str, others: Sequence[str] = ()) -> str:
     """Returns the name of a method for `merge_checkpoints`; of "FILE.py:Class", runs the file and adds its class.
 
-    The file is run like any program: name only files that you trust.
+    The file is run like any program: name only files that you trust. The name that is returned, and reported, has no
+    folder: equal merges give equal bytes wherever the file lies.
     """
-    if not _names_file(name) or name in _ADDED:
+    if not _names_file(name):
         return method_named(name, others)
     file, _, own = name.rpartition(":")
-    path = Path(file)
+    path = Path(file).resolve()
+    known = f"{path.name}:{own}"
+    if known in _ADDED and (name == known or files_of_method(known) == [path]):
+        return known
     if not path.is_file():
         raise InputError(f"method {name!r}: there is no file {file}")
     spec = importlib.util.spec_from_file_location(f"tunable_magmax_method_{path.stem}", path)
@@ -425,8 +435,8 @@ def load_method(name: str, others: Sequence[str] = ()) -> str:
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise InputError(f"method {name!r}: {file} has no class {own!r}{closest(own, classes)}")
-    _ADDED[name] = _checked(found, name)
-    return name
+    _ADDED[known] = _checked(found, name)
+    return known
 
 
 def _checked(found: Any, name: str) -> type[Method]:

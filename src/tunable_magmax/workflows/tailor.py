@@ -148,7 +148,7 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     'tunable_magmax'
     """
     began = time.perf_counter()
-    run, given = _opened(run, options)
+    run, given, options = _opened(run, options)
     if (out := options.out) is None:
         raise InputError("where should the model go? Give out (-o), a directory")
     made_from = _fingerprint(run, options, given)
@@ -337,7 +337,7 @@ def _unscored(site: Site, preference: Preference, options: TailorOptions, reason
 
 def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -> dict[str, Any]:
     """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
-    run, given = _opened(run, options)
+    run, given, options = _opened(run, options)
     out, sources = options.out, options.sources
     complete = out is not None and finished_report(out, _fingerprint(run, options, given)) is not None
     if out is not None and not complete:
@@ -357,22 +357,25 @@ def check_tailoring(run: Run | str | os.PathLike[str], options: TailorOptions) -
     }
 
 
-def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None]:
-    """Opens the run, and the preference if one is given; refuses sources that say nothing, or contradict it."""
+def _opened(run: Run | str | os.PathLike[str], options: TailorOptions) -> tuple[Run, Preference | None, TailorOptions]:
+    """Opens the run, the preference if one is given, and a method in a file, whose name is then the option's.
+
+    Sources that say nothing, or contradict the preference, are refused.
+    """
     if options.method != "auto":
-        load_method(options.method, others=("auto",))
+        options = replace(options, method=load_method(options.method, others=("auto",)))
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
     sources = options.sources
     if options.preference is None:
         by_hand(sources, run)  # refuses what says nothing
-        return run, None
+        return run, None, options
     others = [name for name in sources.named() if name not in ("labelled", "inputs")]
     if others:
         raise InputError(
             f"the preference holds weights already: leave out {' and '.join(others)}, or the preference; inputs and "
             "labelled samples may be added, to fit and choose by"
         )
-    return run, read_preference(options.preference, run.names, len(run.tasks))
+    return run, read_preference(options.preference, run.names, len(run.tasks)), options
 
 
 def _check_output(out: Path, options: TailorOptions) -> None:

@@ -14,7 +14,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation import bench as benches
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
-from tunable_magmax.evaluation.choosing import choose_kept, draw_mixtures, expected_accuracy
+from tunable_magmax.evaluation.choosing import choose_kept, draw_mixtures, expected_accuracy, gather_evidence
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, RunModels
 from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.encoder import load_encoder
@@ -184,6 +184,18 @@ def judged(right: np.ndarray) -> FittedHead:
         Linear(np.zeros((2, 1)), np.zeros(2)), "fitted", "input", rows, 0.1, 1.0, 1.0, 0.5, 0.6,
         right, np.full(rows, 0.5), np.full(rows, 1 / max(1, rows)), np.arange(rows),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("trained_on", [False, True])
+def test_the_last_checkpoint_is_as_good_by_samples_alone_that_it_never_saw(builtin, monkeypatch, trained_on):
+    monkeypatch.setattr(FittedHead, "surely_better", lambda *_: False)
+    with Bench(Run.open(builtin), device="cpu") as bench:
+        samples = open_samples(builtin / "all.csv")
+        site = SiteFacts(WEIGHTS, np.full(5, 0.2), bench.open("kept", samples, tasks=[0] * len(samples)))
+        mixtures = draw_mixtures(WEIGHTS, 0.1)
+        for chosen, simpler in ((BASE, None if trained_on else "last"), (SPECS[2], "base")):
+            found = gather_evidence(bench, site, chosen, bench.fit(chosen, site), mixtures, trained_on=trained_on)
+            assert found.simpler == simpler, chosen
 
 
 def test_the_expected_accuracy_is_that_of_the_tasks_by_their_weights():

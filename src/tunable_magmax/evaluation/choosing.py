@@ -253,9 +253,19 @@ class Evidence:
 
 
 def gather_evidence(
-    bench: Bench, site: SiteFacts, chosen: MergeSpec, head: FittedHead, mixtures: Floats, seed: int = 0
+    bench: Bench,
+    site: SiteFacts,
+    chosen: MergeSpec,
+    head: FittedHead,
+    mixtures: Floats,
+    *,
+    trained_on: bool,
+    seed: int = 0,
 ) -> Evidence:
-    """Returns what to expect of the chosen model, the base and the last checkpoint, judged by the same rows."""
+    """Returns what to expect of the chosen model, the base and the last checkpoint, judged by the same rows.
+
+    Where kept samples were `trained_on` they flatter the last checkpoint, and only the base may be called as good.
+    """
     owners = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
     if not owners:
         return Evidence({})
@@ -264,7 +274,7 @@ def gather_evidence(
     found = {name: expected_accuracy(each, np.concatenate(owners), mixtures, seed) for name, each in heads.items()}
     expected = {name: each for name, each in found.items() if each is not None}
     simpler = None
-    for name in ("last", "base"):
+    for name in ("base",) if trained_on else ("last", "base"):
         alike = len(heads[name].chances) == len(head.chances) and not head.surely_better(heads[name], TELLING)
         if models[name] != chosen and len(expected) == len(heads) and alike:
             simpler = name

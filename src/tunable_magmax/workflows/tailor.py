@@ -176,7 +176,9 @@ def decide(
     evidence = None
     if head.loss is not None:
         mixtures = draw_mixtures(preference.weights, preference.expected_error or 0.0, seed=options.seed)
-        evidence = gather_evidence(bench, facts, spec, head, mixtures, options.seed)
+        evidence = gather_evidence(
+            bench, facts, spec, head, mixtures, trained_on=material.trained_on, seed=options.seed
+        )
     tensors, file = None, None
     if not bench.is_builtin:
         file = Head.of(head.linear.weight, bench.classes, 1.0, head.linear.bias)

@@ -15,10 +15,12 @@ from tunable_magmax import Preference
 from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.bench import Bench
 from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows import site as site_of_run
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.compare import compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate
@@ -247,3 +249,10 @@ def test_preferences_and_models_that_belong_to_nothing_here(kept, site, builtin,
         (tmp_path / "old/tmx-tailor.json").write_text(record)
         with pytest.raises(InputError, match=r"tmx-tailor\.json"):
             compare(kept, tmp_path / "old", site)
+
+
+@pytest.mark.parametrize(("total", "anchors"), [(10**6, 100), (160, 20), (8, 10)])
+def test_where_embedding_is_dear_fewer_samples_show_how_features_moved(kept, monkeypatch, total, anchors):
+    monkeypatch.setattr(site_of_run, "affordable", lambda *_: total)
+    with Bench(Run.open(kept), device="cpu") as bench:
+        assert site_of_run.open_material(bench, LIKELY).all.anchors == anchors

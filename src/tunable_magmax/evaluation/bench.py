@@ -78,7 +78,7 @@ class SiteFacts:
 
     `weights` [T]: the mixture; `shares` [classes]: how often each class occurs there. `kept`: samples of the tasks;
     `labelled`, `inputs`: those of the site, with and without labels. `moved`: whether the rows of profiles are used,
-    moved as the site's inputs and the kept samples show.
+    moved as the site's inputs and the kept samples show; `anchors`: how many of each of these show it.
     """
 
     weights: tuple[float, ...]
@@ -87,6 +87,7 @@ class SiteFacts:
     labelled: BenchData | None = None
     inputs: BenchData | None = None
     moved: bool = True
+    anchors: int = ANCHORS
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -204,12 +205,15 @@ class Bench:
     def forget(self, name: str) -> None:
         """Forgets what was kept of some data."""
         with self._lock:
-            for key in [key for key in self._features if key[1] in (name, f"{name}, some")]:
+            some = f"{name}, some "
+            for key in [key for key in self._features if key[1] == name or key[1].startswith(some)]:
                 del self._features[key]
             for key in [key for key in self._heads if name in key[1][2]]:
                 del self._heads[key]
             self._folded = OrderedDict((key, rows) for key, rows in self._folded.items() if name not in key[1])
-            self._moves = {key: move for key, move in self._moves.items() if f"{name}, some" not in key}
+            self._moves = {
+                key: move for key, move in self._moves.items() if not any(part.startswith(some) for part in key[1:])
+            }
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -360,9 +364,9 @@ class Bench:
         return parts
 
     def _anchors(self, site: SiteFacts) -> list[BenchData]:
-        """Returns what shows how features move: `ANCHORS` of the site's inputs, and of its kept samples."""
+        """Returns what shows how features move: some of the site's inputs, and of its kept samples."""
         given = [data for data in (site.inputs, site.kept) if data is not None]
-        return [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
+        return [data.take(_spread(len(data), site.anchors), f"{data.name}, some {site.anchors}") for data in given]
 
     def _anchor_rows(self, spec: MergeSpec, anchors: list[BenchData]) -> Floats:
         return self.rows(np.concatenate([self.features(spec, some) for some in anchors]))

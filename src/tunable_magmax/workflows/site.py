@@ -35,7 +35,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 
 from tunable_magmax.data.arrays import Floats, Ints
-from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
+from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.kept import open_kept
@@ -49,7 +49,9 @@ MOST_JUDGING = 600
 LEAST_LABELLED = 8
 """With fewer labelled samples of the site, and no kept ones, nothing is chosen by them."""
 MOST_ANCHORS = 200
-"""Inputs of the site that show how a task's features moved."""
+"""Inputs of the site from which those are taken that show how a task's features moved."""
+FEWEST_ANCHORS = 10
+"""So many show it where embedding is dear and many tasks matter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +340,11 @@ def open_material(
     facts = SiteFacts(weights, shares, None, labelled, inputs)
     if kept is None:
         return Material(facts, facts, CANDIDATES, False)
-    count, judging, most = sizes(affordable(bench, tokens_of(bench, kept.first(bench))))
+    total = affordable(bench, tokens_of(bench, kept.first(bench)))
+    count, judging, most = sizes(total)
+    matter = max(1, sum(weight >= LEAST_WEIGHT for weight in weights))
+    # Each task's checkpoint embeds anchors of both kinds; together they cost no more than half of what choosing may.
+    facts = replace(facts, anchors=min(ANCHORS, max(FEWEST_ANCHORS, total // (4 * matter))))
     many = kept.take(bench, shares, most)
     few = kept.take(bench, shares, min(judging, MOST_JUDGING))
     return Material(replace(facts, kept=many), replace(facts, kept=few), count, kept.trained)

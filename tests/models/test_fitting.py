@@ -219,3 +219,13 @@ def test_the_order_of_classes_does_not_matter():
     )
     np.testing.assert_allclose(turned.linear.weight, plain.linear.weight[turn], atol=1e-3)
     np.testing.assert_allclose(turned.linear.bias, plain.linear.bias[turn], atol=1e-3)
+
+
+def test_rows_so_nearly_alike_that_rounding_decides_are_solved_all_the_same():
+    generator = torch.Generator().manual_seed(0)
+    covariance = torch.eye(4, dtype=torch.float64)
+    covariance[3, 3] = -1.0
+    means = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    found = Discriminant(means.new_zeros(4), means, covariance, 0.1, torch.ones(2, dtype=torch.bool))
+    shrunk = 0.9 * covariance + 0.1 * 0.1 * torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(found.linear(0.1)[0] @ shrunk, means)

@@ -105,14 +105,14 @@ class Method:
 
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
-        raise NotImplementedError(f"{type(self).__name__} has neither `vector` nor `combine`")
+        raise InputError(f"the method {type(self).__name__} has neither `vector` nor `combine`: give it one of them")
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
         """Returns the merged task vector of a matrix, in its working type or float64, if it `merges_matrices`.
 
         `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
         """
-        raise NotImplementedError(f"{type(self).__name__} merges matrices and has no `matrix`")
+        raise InputError(f"the method {type(self).__name__} merges matrices and has no `matrix`: give it one")
 
     def shares(self) -> tuple[Fraction, ...]:
         """Returns the weights, normalised; equal ones where none are given."""

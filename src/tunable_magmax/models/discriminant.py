@@ -101,7 +101,10 @@ class Discriminant:
         """Returns rows [n, width] times the inverse of the shrunk covariance."""
         shrunk = (1 - shrinkage) * self.covariance
         shrunk.diagonal().add_(shrinkage * self.level)
-        factor, _ = torch.linalg.cholesky_ex(shrunk)
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        if int(failed):  # rows so nearly alike that rounding has made a variance negative
+            solved: Tensor = torch.linalg.solve(shrunk, rows.T).T
+            return solved
         return torch.cholesky_solve(rows.T, factor).T
 
 

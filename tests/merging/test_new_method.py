@@ -212,3 +212,12 @@ def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tmx.merge_state_dicts(base, tasks, method="lower_median")
     assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method="median").state_dict["a"])
     assert "lower_median" not in METHODS
+
+
+def test_a_method_of_matrices_without_one_is_bad_input() -> None:
+    class Bare(Median):
+        merges_matrices = True
+
+    states = [{"w": torch.full((4, 4), float(k))} for k in range(3)]
+    with pytest.raises(InputError, match="Bare merges matrices and has no `matrix`"):
+        tmx.merge_state_dicts(states[0], states[1:], method=Bare)

@@ -125,6 +125,8 @@ def sizes(total: int) -> tuple[int, int, int]:
 def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
     """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
 
+    Where two of every class are too many, one of every other.
+
     >>> labels = np.array([0] * 9 + [1] * 9)
     >>> np.bincount(labels[choose_kept(labels, np.array([1.0, 0.0]), 8)]).tolist()
     [6, 2]
@@ -134,7 +136,8 @@ def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
         return known.tolist()
     classes = np.unique(labels[known]).tolist()
     members = {c: drawn(np.flatnonzero(labels == c).tolist(), 0, CHOICE_STREAM) for c in classes}
-    wanted = {c: min(2, len(own)) for c, own in members.items()}
+    least = 2 if 2 * len(classes) <= most else 1
+    wanted = {c: min(least, len(own)) for c, own in members.items()}
     goal = shares / max(shares[list(members)].sum(), 1e-12) * most
     for _ in range(most - sum(wanted.values())):
         lacking = max((c for c in members if wanted[c] < len(members[c])), key=lambda c: (goal[c] - wanted[c], -c))

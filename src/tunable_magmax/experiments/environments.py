@@ -86,8 +86,9 @@ class EnvironmentOptions:
         return {**self.ratios, **{f"M{count}": (1 / count,) * count for count in counts if count <= tasks}}
 
     def names(self, tasks: int) -> list[str]:
-        """Returns the names of all environments, in the order in which they are drawn."""
-        return [f"{name}/{variant}" for name in self.all_ratios(tasks) for variant in self.draws(name)]
+        """Returns the names of all environments, one draw of every mixture after the other."""
+        names = self.all_ratios(tasks)
+        return [f"{name}/{variant}" for variant in self.variants for name in names if variant in self.draws(name)]
 
     def draws(self, name: str) -> Variants:
         """Returns the variants of a mixing ratio, or of a level."""

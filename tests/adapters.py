@@ -28,7 +28,6 @@ def save_adapter(
     folder: Path,
     layers: Mapping[str, Factors],
     *,
-    embeddings: Mapping[str, Factors] | None = None,
     whole: Mapping[str, Tensor] | None = None,
     adapter: str = "",
     prefix: str = PREFIX,
@@ -41,13 +40,11 @@ def save_adapter(
     tensors: dict[str, Tensor] = {f"{prefix}{key}": value for key, value in (whole or {}).items()}
     for module, (a, b) in layers.items():
         tensors |= {f"{prefix}{module}.lora_A{name}.weight": a, f"{prefix}{module}.lora_B{name}.weight": b}
-    for module, (a, b) in (embeddings or {}).items():
-        tensors |= {f"{prefix}{module}.lora_embedding_A{name}": a, f"{prefix}{module}.lora_embedding_B{name}": b}
     if torch_file:
         torch.save(tensors, folder / "adapter_model.bin")
     else:
         save_file(tensors, folder / "adapter_model.safetensors")
-    ranks = [a.shape[0] for a, _ in [*layers.values(), *(embeddings or {}).values()]]
+    ranks = [a.shape[0] for a, _ in layers.values()]
     settled = {"peft_type": "LORA", "r": ranks[0] if ranks else 8, "lora_alpha": 16, **config}
     (folder / "adapter_config.json").write_text(json.dumps(settled))
     return folder
@@ -56,13 +53,11 @@ def save_adapter(
 def product(pair: Factors, scaling: float, dtype: type = np.float32, transposed: bool = False) -> Tensor:
     """scaling * B @ A by the letter of docs/merge.md: one rank after the other in float64, then one rounding."""
     a, b = (factor.double().numpy() for factor in pair)
-    rank, inner = a.shape[0], a.shape[1:]
-    a, b = a.reshape(rank, -1), b.reshape(-1, rank)
     total = np.zeros((b.shape[0], a.shape[1]))
-    for k in range(rank):
+    for k in range(len(a)):
         total = total + np.multiply.outer(b[:, k], a[k])
     delta = np.float64(scaling) * total
-    return torch.from_numpy((delta.T if transposed else delta.reshape(-1, *inner)).astype(dtype).copy())
+    return torch.from_numpy((delta.T if transposed else delta).astype(dtype).copy())
 
 
 def moved(base: Tensor, pair: Factors, scaling: float, transposed: bool = False) -> Tensor:

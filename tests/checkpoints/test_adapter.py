@@ -115,12 +115,12 @@ def test_tied_tensors_are_one(tmp_path) -> None:
     tied = torch.zeros(6, 4)
     torch.save({"embed.weight": tied, "out.weight": tied}, tmp_path / "base.pt")
     one = save_adapter(tmp_path / "one", {"out": factors(6, 4, 2, 0)})
-    two = save_adapter(tmp_path / "two", {"out": factors(6, 4, 2, 0)}, embeddings={"embed": factors(4, 6, 2, 0)})
+    two = save_adapter(tmp_path / "two", {name: factors(6, 4, 2, 0) for name in ("embed", "out")})
     with open_checkpoint(tmp_path / "base.pt") as base:
         with open_task(one, base) as task:
             assert isinstance(task, Adapter)
             assert (list(task.parts), dict(task.aliases)) == (["embed.weight"], {"out.weight": "embed.weight"})
-        with pytest.raises(InputError, match=r"'embed' and 'out' are one tensor in the base, 'embed\.weight', but"):
+        with pytest.raises(InputError, match=r"'embed' and 'out' are one tensor in the base, 'embed\.weight'"):
             open_task(two, base)
 
 
@@ -222,6 +222,7 @@ def test_wrong_configuration(tmp_path, config, value) -> None:
     [
         "m.q.lora_magnitude_vector",
         "m.q.lora_B.bias",
+        "m.e.lora_embedding_A",
         "m.q.ia3_l",
         "m.e.token_adapter.trainable_tokens_delta",
         "m.k.lora_A.weight",  # without lora_B
@@ -246,7 +247,7 @@ def test_tensors_that_are_not_known(tmp_path, name) -> None:
         (torch.ones(8), torch.ones(12), "[8]"),
         (torch.ones(2, 4, dtype=torch.int8), torch.ones(6, 2), "I8"),
         (torch.ones(2, 4).to(torch.float8_e4m3fn), torch.ones(6, 2), "F8_E4M3"),
-        (torch.ones(2, 4, 3, 3), torch.ones(6, 2, 3, 3), "[6, 2, 3, 3]"),
+        (torch.ones(2, 4, 3, 3), torch.ones(6, 2, 1, 1), "[2, 4, 3, 3]"),  # of a convolution
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -257,15 +258,12 @@ def test_factors_that_do_not_fit(tmp_path, a, b, value) -> None:
     assert value in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("q.weight", torch.uint8), ("q.weight", torch.int8), ("q.qweight", torch.int32)], ids=str
-)
-def test_a_quantised_base(tmp_path, name, dtype) -> None:
-    save_file({name: torch.zeros(6, 4, dtype=dtype)}, tmp_path / "base.safetensors")
+def test_a_quantised_base(tmp_path) -> None:
+    save_file({"q.weight": torch.zeros(6, 4, dtype=torch.int8)}, tmp_path / "base.safetensors")
     adapter = save_adapter(tmp_path / "adapter", {"q": factors(6, 4, 2, 0)})
     with (
         open_checkpoint(tmp_path / "base.safetensors") as base,
-        pytest.raises(InputError, match=f"'{name}'.*quantised"),
+        pytest.raises(InputError, match=r"'q\.weight'.*quantised"),
     ):
         open_task(adapter, base)
 

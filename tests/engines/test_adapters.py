@@ -29,7 +29,7 @@ SHAPES = {
     "body.q.weight": (301, 257),
     "body.q.bias": (301,),
     "body.k.weight": (128, 128),
-    "body.conv.weight": (24, 6, 3, 3),
+    "body.v.weight": (257, 301),
     "body.norm.weight": (257,),
     "embed.weight": (333, 40),
     "frozen.weight": (64, 33),
@@ -52,12 +52,11 @@ def sequence(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Path, li
     }
     save_file(full, folder / "full.safetensors")
 
-    q, k, embed = factors(301, 257, 7, 3), factors(128, 128, 4, 4), factors(40, 333, 4, 5)
+    q, k = factors(301, 257, 7, 3), factors(128, 128, 4, 4)
     head, bias = torch.ones(5, 40, dtype=dtype), torch.full((301,), 0.5, dtype=dtype)
     first = save_adapter(
         folder / "first",
         {"body.q": q, "body.k": k},
-        embeddings={"embed": embed},
         whole={"head.weight": head, "body.q.base_layer.bias": bias},
         r=4,
         rank_pattern={"q": 7},
@@ -69,17 +68,15 @@ def sequence(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Path, li
         **base,
         "body.q.weight": moved(base["body.q.weight"], q, rslora(2, 7)),
         "body.k.weight": moved(base["body.k.weight"], k, rslora(3, 4)),
-        "embed.weight": moved(base["embed.weight"], embed, rslora(2, 4), transposed=True),
         "head.weight": head,
         "body.q.bias": bias,
     }
-    q2, conv = factors(301, 257, 5, 6, torch.bfloat16), factors(24, 6 * 9, 5, 7)
-    conv = conv[0].reshape(5, 6, 3, 3), conv[1].reshape(24, 5, 1, 1)
-    last = save_adapter(folder / "last", {"body.q": q2, "body.conv": conv}, lora_alpha=1, torch_file=True)
+    q2, v = factors(301, 257, 5, 6, torch.bfloat16), factors(301, 257, 5, 7)  # v lies the other way round in the base
+    last = save_adapter(folder / "last", {"body.q": q2, "body.v": v}, lora_alpha=1, torch_file=True)
     dense_last = {
         **base,
         "body.q.weight": moved(base["body.q.weight"], q2, 1 / 5),
-        "body.conv.weight": moved(base["body.conv.weight"], conv, 1 / 5),
+        "body.v.weight": moved(base["body.v.weight"], v, 1 / 5, transposed=True),
     }
     dense = [folder / "dense-first.safetensors", folder / "full.safetensors", folder / "dense-last.safetensors"]
     save_file(dense_first, dense[0])
@@ -203,14 +200,14 @@ def test_a_factor_of_float64_is_computed_in_float64(tmp_path) -> None:
     assert raw(found) == raw(load_file(tmp_path / "dense-out.safetensors"))
 
 
-def test_a_saved_embedding_with_factors_on_it(tmp_path) -> None:
-    """PEFT saves an adapted embedding whole as well: the product is added to that, not to the base's."""
-    base, saved, pair = {"e.weight": torch.zeros(8, 6)}, torch.randn(8, 6), factors(6, 8, 2, 0)
+def test_a_saved_layer_with_factors_on_it(tmp_path) -> None:
+    """PEFT saves an adapted head whole as well: the product is added to that, not to the base's."""
+    base, saved, pair = {"e.weight": torch.zeros(8, 6)}, torch.randn(8, 6), factors(8, 6, 2, 0)
     save_file(base, tmp_path / "base.safetensors")
-    save_adapter(tmp_path / "task", {}, embeddings={"e": pair}, whole={"e.base_layer.weight": saved}, lora_alpha=2, r=2)
+    save_adapter(tmp_path / "task", {"e": pair}, whole={"e.base_layer.weight": saved}, lora_alpha=2, r=2)
     out = tmp_path / "out.safetensors"
     merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task"], out, scale=1)
-    assert torch.equal(load_file(out)["e.weight"], moved(saved, pair, 1.0, transposed=True))
+    assert torch.equal(load_file(out)["e.weight"], moved(saved, pair, 1.0))
 
 
 # -- what is bad is named ---------------------------------------------------------------------------------------------
@@ -263,7 +260,7 @@ def test_report_and_card_name_the_adapters(files, tmp_path) -> None:
     base, tasks, _ = files
     report = merge_checkpoints(base, tasks, tmp_path / "out", names=["birds", "cars", "boats"])
     assert report.adapters == {
-        "task 1": "LoRA adapter (rank 4-7; 3 tensors by factors, 2 whole)",
+        "task 1": "LoRA adapter (rank 4-7; 2 tensors by factors, 2 whole)",
         "task 3": "LoRA adapter (rank 5; 2 tensors by factors, 0 whole)",
     }
     assert type(report).from_json(report.to_json()) == report

@@ -36,4 +36,4 @@ def test_what_leads_outside_stays_outside(base: Path, tmp_path: Path) -> None:
     for out in (tmp_path / "out", tmp_path / "converted"):
         assert not any("secret" in path.read_text() for path in out.rglob("*.json"))
         assert (out / "special_tokens_map.json").read_text() == "{}"
-    assert len([note for note in notes if note.startswith(f"config.json, tokenizer.json of {base} are links")]) == 2
+    assert len([note for note in notes if note.startswith(f"config.json, tokenizer.json of {base}: not copied")]) == 2

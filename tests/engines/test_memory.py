@@ -92,12 +92,7 @@ def test_peak_of_adapters(baseline, tmp_path) -> None:
     """Four adapters whose dense models would be 153 MiB."""
     save_file({"a.weight": torch.zeros(2000, 3001), "b.weight": torch.zeros(500, 8000)}, tmp_path / "base.safetensors")
     tasks = [
-        save_adapter(
-            tmp_path / f"task-{t}",
-            {"a": factors(2000, 3001, 16, t)},
-            embeddings={"b": factors(8000, 500, 16, t)},
-            lora_alpha=1,
-        )
+        save_adapter(tmp_path / f"{t}", {"a": factors(2000, 3001, 16, t), "b": factors(500, 8000, 16, t)}, lora_alpha=1)
         for t in range(4)
     ]
     check([tmp_path / "base.safetensors", *tasks], baseline, tmp_path, "64MiB", {"method": "magmax", "scale": 1})

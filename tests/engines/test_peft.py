@@ -42,29 +42,23 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def convolutions() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(3, 5, 4), nn.Conv2d(3, 6, (3, 2)), nn.Conv2d(4, 6, 1), nn.Linear(5, 5))
-
-
 CASES: list[tuple[Callable[[], nn.Module], dict[str, Any]]] = [
     (gpt2, {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 3}),
     (gpt2, {"target_modules": ["c_proj"], "r": 3, "bias": "lora_only"}),
     (gpt2, {"target_modules": ["c_attn"], "r": 3, "bias": "all", "lora_alpha": 5}),
-    (gpt2, {"target_modules": ["wte", "wpe"], "r": 2}),
     (bert, {"target_modules": ["query", "value"], "r": 4, "task_type": "SEQ_CLS", "use_rslora": True}),
     (bert, {"target_modules": "all-linear", "r": 4, "lora_alpha": 1, "modules_to_save": ["classifier"]}),
     (
         llama,
         {
-            "target_modules": ["q_proj", "k_proj", "down_proj", "embed_tokens", "lm_head"],
+            "target_modules": ["q_proj", "k_proj", "down_proj", "lm_head"],
             "r": 4,
-            "rank_pattern": {"k_proj": 2, "model.layers.1.self_attn.q_proj": 6, "embed_tokens": 3},
+            "rank_pattern": {"k_proj": 2, "model.layers.1.self_attn.q_proj": 6},
             "alpha_pattern": {"layers.0.mlp.down_proj": 32, "q_proj": 3.5},
             "use_rslora": True,
         },
     ),
     (llama, {"target_modules": ["gate_proj"], "r": 2, "init_lora_weights": "orthogonal"}),
-    (convolutions, {"target_modules": ["0", "1", "2", "3"], "r": 4}),
 ]
 
 

@@ -127,37 +127,32 @@ def _read_config(path: Path) -> AdapterConfig:
 
 PREFIX = "base_model.model."
 """What PEFT writes before the names of the adapted modules."""
-_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
-_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+_FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save\.[^.]+)(?=\.)")
 _FOREIGN = re.compile(r"\.(lora_\w+|trainable_tokens_\w+|ia3_l|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|vera_\w+)(\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """scaling * B @ A, or its transpose: stored tensors A [r, in, ...] and B [out, r, ...]."""
+    """What is added to the matrix of a linear layer: scaling * B @ A, or its transpose, of stored A [r, in] and B
+    [out, r]."""
 
+    module: str
+    """The layer, as the adapter calls it."""
     a: TensorInfo
     b: TensorInfo
     scaling: float
     transposed: bool
-    module: str | None
-    """The linear layer or convolution, as the adapter calls it; None: an embedding."""
 
     @property
     def rank(self) -> int:
         return self.a.shape[0]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor that it is added to. A convolution's kernel is a part of A."""
-        plain = _plain_shape(self.a, self.b)
+    def shape(self) -> Shape:
+        """The shape of the matrix that it is added to."""
+        plain = _product_shape(self.a, self.b)
         return plain[::-1] if self.transposed else plain
-
-    @property
-    def columns(self) -> int:
-        """Elements in a row of it as a matrix; a convolution's kernels lie in the rows."""
-        return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,73 +170,102 @@ class Adapter(Opened):
     """
 
     def __init__(self, path: Path, base: Signature) -> None:
-        config = _read_config(path / ADAPTER_CONFIG)
         self.path = path
+        config = _read_config(path / ADAPTER_CONFIG)
         self._config = PositionedFile(path / ADAPTER_CONFIG)
         self.stored = open_stored(path)
         self.files = (*self.stored.files, path / ADAPTER_CONFIG)
-        contents = sort_names([*self.stored.tensors, *self.stored.aliases])
-        _refuse(path, contents.problems)
-        names = [f"{module}.weight" for module in contents.pairs] or list(contents.whole)
-        self.renaming = find_renaming(names, base)
-        self.parts: Mapping[str, Part] = self._matched(contents, config, base)
-        tensors = dict(base.tensors)
-        tensors |= {name: _info(name, part, base) for name, part in self.parts.items()}
-        self.tensors: Mapping[str, TensorInfo] = tensors
+        factors, whole = self._sorted_names()
+        self.renaming = find_renaming([f"{module}.weight" for module in factors] or list(whole), base)
+        self.parts = self._matched(factors, whole, config, base)
+        self.tensors = {**base.tensors, **{name: _info(name, part, base) for name, part in self.parts.items()}}
         self.aliases = base.aliases
 
-    def _matched(self, contents: Contents, config: AdapterConfig, base: Signature) -> dict[str, Part]:
-        """Returns what the adapter has for each tensor, by the base's names."""
-        factors = {m: (self._stored_info(pair.a), self._stored_info(pair.b)) for m, pair in contents.pairs.items()}
-        _refuse(self.path, [fault for m, (a, b) in factors.items() for fault in _mismatches(m, a, b, config)])
-        targets = {module: self._target(f"{module}.weight", base) for module in factors}
-        _refuse(self.path, list(_quantised(targets.values(), base)))
-        first = {target: module for module, target in reversed(targets.items())}
-        problems = [
-            f"{first[target]!r} and {module!r} are one tensor in the base, {target!r}, but are adapted apart"
-            for module, target in targets.items()
-            if first[target] != module
+    def _sorted_names(self) -> tuple[dict[str, tuple[TensorInfo, TensorInfo]], dict[str, TensorInfo]]:
+        """Returns what is stored: factors A and B by module, and by the model's name what is saved in full.
+
+        That may be a head, biases, or the layer beneath the factors.
+        """
+        factors: dict[str, dict[str, str]] = {}
+        whole: dict[str, str] = {}
+        adapters: set[str | None] = set()
+        problems: list[str] = []
+        for name in (*self.stored.tensors, *self.stored.aliases):
+            plain = name.removeprefix(PREFIX)
+            if factor := _FACTOR.fullmatch(plain):
+                adapters.add(factor["adapter"])
+                first = factors.setdefault(factor["module"], {}).setdefault(factor["side"], name)
+            elif _FOREIGN.search(plain):
+                problems.append(f"{name!r} is not a factor of a linear layer's LoRA")
+                continue
+            else:
+                first = whole.setdefault(_WRAPPERS.sub("", plain), name)
+            if first != name:
+                problems.append(f"{name!r} is stored twice, also as {first!r}")
+        if len(adapters) > 1:
+            problems.append(f"it holds several adapters ({', '.join(sorted(map(repr, adapters)))}): save one alone")
+        problems += [
+            f"{module!r} has no lora_{side}" for module, both in factors.items() for side in {"A", "B"} - both.keys()
         ]
-        whole = self._whole(contents.whole, base)
-        parts = {name: Part(info, None) for name, info in whole.items()}
-        layers = {m: target for m, target in targets.items() if not contents.pairs[m].embedding}
-        shapes = {m: base.tensors[target].shape for m, target in layers.items() if target in base.tensors}
-        directions = _directions(base, [(_plain_shape(*factors[m]), shape) for m, shape in shapes.items()])
-        for module, target in targets.items():
-            a, b = factors[module]
-            transposed = module not in layers
-            if module in shapes:
-                plain = _plain_shape(a, b)
-                transposed = plain != shapes[module] == plain[::-1]
-                if len(plain) == 2 and plain[0] == plain[1]:
+        self._refuse(problems)
+        infos = {alias: self.stored.tensors[name] for alias, name in self.stored.aliases.items()}
+        infos |= self.stored.tensors
+        pairs = {module: (infos[both["A"]], infos[both["B"]]) for module, both in factors.items()}
+        return pairs, {name: infos[stored] for name, stored in whole.items()}
+
+    def _matched(
+        self,
+        factors: Mapping[str, tuple[TensorInfo, TensorInfo]],
+        saved: Mapping[str, TensorInfo],
+        config: AdapterConfig,
+        base: Signature,
+    ) -> dict[str, Part]:
+        """Returns what the adapter has for each tensor, by the base's names, or by its own where the base has none."""
+        self._refuse([fault for module, (a, b) in factors.items() for fault in _mismatches(module, a, b, config)])
+
+        def target_of(name: str) -> str:
+            return base.name_of(name) or base.name_of(self.renaming(name)) or name
+
+        parts: dict[str, Part] = {}
+        problems: list[str] = []
+        for name, info in saved.items():
+            if parts.setdefault(target_of(name), Part(info, None)).whole != info:
+                problems.append(f"{info.name!r} and another tensor are both the base's {target_of(name)!r}: drop one")
+        targets = {module: target_of(f"{module}.weight") for module in factors}
+        known = {module: base.tensors[target] for module, target in targets.items() if target in base.tensors}
+        directions = _directions(
+            base, [(_product_shape(*factors[module]), info.shape) for module, info in known.items()]
+        )
+        for module, (a, b) in factors.items():
+            target, plain, transposed = targets[module], _product_shape(a, b), False
+            if module in known:
+                if not known[module].is_float:
+                    problems.append(
+                        f"the base's {target!r} has type {known[module].dtype}, as in a quantised model: give the base "
+                        "in a floating-point type of 16 bits or more"
+                    )
+                transposed = plain != known[module].shape == plain[::-1]
+                if plain[0] == plain[1]:
                     transposed = next(iter(directions), bool(config.fan_in_fan_out))
                     if len(directions) > 1:
-                        problems.append(f"{module!r} is square, and {_UNCLEAR}")
-            product = LowRank(a, b, config.scaling(module), transposed, module if module in layers else None)
-            if (saved := whole.get(target)) is not None and saved.shape != product.shape:
-                problems.append(
-                    f"{saved.name!r} has shape {list(saved.shape)}, but the product of its factors "
-                    f"{list(product.shape)}"
-                )
-            parts[target] = Part(saved, product)
-        _refuse(self.path, problems)
+                        problems.append(
+                            f"{module!r} is square, and the base has layers of both directions, [out, in] and "
+                            "[in, out], so that its own is not known"
+                        )
+            product, before = LowRank(module, a, b, config.scaling(module), transposed), parts.get(target)
+            whole = None if before is None else before.whole
+            if before is not None and before.product is not None:
+                problems.append(f"{before.product.module!r} and {module!r} are one tensor in the base, {target!r}")
+            elif whole is not None and whole.shape != product.shape:
+                problems.append(f"{whole.name!r} has shape {list(whole.shape)}, but its product {list(product.shape)}")
+            parts[target] = Part(whole, product)
+        self._refuse(problems)
         return parts
 
-    def _whole(self, names: Mapping[str, str], base: Signature) -> dict[str, TensorInfo]:
-        tensors: dict[str, TensorInfo] = {}
-        for name, stored in names.items():
-            target = self._target(name, base)
-            if target in tensors:
-                raise InputError(f"{self.path}: {stored!r} and another tensor are both the base's {target!r}: drop one")
-            tensors[target] = self._stored_info(stored)
-        return tensors
-
-    def _target(self, name: str, base: Signature) -> str:
-        """Returns the base's name for a tensor; the adapter's own where the base has none."""
-        return base.name_of(name) or base.name_of(self.renaming(name)) or name
-
-    def _stored_info(self, name: str) -> TensorInfo:
-        return self.stored.tensors[self.stored.aliases.get(name, name)]
+    def _refuse(self, problems: Sequence[str]) -> None:
+        if problems:
+            shown = some_of(problems, limit=20, joint="; ")
+            raise InputError(f"{self.path}: {shown}. If this can't be fixed, {_MERGE_FIRST}")
 
     @property
     def products(self) -> list[LowRank]:
@@ -309,101 +333,14 @@ def _mismatches(module: str, a: TensorInfo, b: TensorInfo, config: AdapterConfig
     for info in (a, b):
         if not info.is_float:
             yield f"{info.name!r} has type {info.dtype}, expected a floating-point type of 16 bits or more"
-        if len(info.shape) < 2 or 0 in info.shape:
-            yield f"{info.name!r} has shape {list(info.shape)}: a shard, or empty; gather all shards before saving"
+        if len(info.shape) != 2 or 0 in info.shape:
+            yield f"{info.name!r} has shape {list(info.shape)}: it is a shard, or no factor of a linear layer"
             return
-    if math.prod(b.shape[2:]) != 1:
-        yield f"{b.name!r} has shape {list(b.shape)}, expected [out, rank], with 1 in every further place"
     if not a.shape[0] == b.shape[1] == config.rank(module):
         yield (
             f"{module!r} has ranks {a.shape[0]} (A) and {b.shape[1]} (B), and {config.rank(module)} by "
             f"{ADAPTER_CONFIG} (r, rank_pattern): all must be equal"
         )
-
-
-def _quantised(targets: Iterable[str], base: Signature) -> Iterator[str]:
-    for target in targets:
-        module = target.removesuffix(".weight")
-        info = base.tensors.get(target)
-        packed = next((name for name in (f"{module}.qweight", f"{module}.weight_packed") if name in base.tensors), None)
-        if info is not None and not info.is_float and not info.is_unsupported_float:
-            yield f"the base's {target!r} has type {info.dtype}: {_QUANTISED}"
-        elif info is None and packed is not None:
-            yield f"the base has {packed!r} instead of {target!r}: {_QUANTISED}"
-
-
-_QUANTISED = "it is quantised; give the base in a floating-point type of 16 bits or more"
-_UNCLEAR = "the base has layers of both directions, [out, in] and [in, out], so that its own is not known"
-
-
-def _refuse(path: Path, problems: Sequence[str]) -> None:
-    if problems:
-        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be fixed, {_MERGE_FIRST}")
-
-
-# -- names in an adapter's file ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The stored names of a module's two factors; `embedding` says that they are of an embedding."""
-
-    a: str
-    b: str
-    embedding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """The names in an adapter's file: factors by module, whole tensors by the model's name, and problems."""
-
-    pairs: Mapping[str, Pair]
-    whole: Mapping[str, str]
-    """The stored name of each tensor that is saved in full: a head, biases, an embedding."""
-    problems: tuple[str, ...]
-
-
-def sort_names(stored: Iterable[str]) -> Contents:
-    """Sorts stored names into factors and whole tensors.
-
-    >>> prefix = "base_model.model."
-    >>> contents = sort_names([prefix + "q.lora_A.weight", prefix + "q.lora_B.weight", prefix + "head.bias"])
-    >>> list(contents.pairs), contents.whole
-    (['q'], {'head.bias': 'base_model.model.head.bias'})
-    """
-    sides: dict[tuple[str, bool], dict[str, str]] = {}
-    whole: dict[str, str] = {}
-    adapters: set[str | None] = set()
-    problems: list[str] = []
-    for name in stored:
-        plain = name.removeprefix(PREFIX)
-        linear, embedding = _LINEAR.fullmatch(plain), _EMBEDDING.fullmatch(plain)
-        if factor := linear or embedding:
-            adapters.add(factor["adapter"])
-            both = sides.setdefault((factor["module"], linear is None), {})
-            if both.setdefault(factor["side"], name) != name:
-                problems.append(f"{name!r} is stored twice, also as {both[factor['side']]!r}")
-        elif "lora_magnitude_vector" in plain:
-            problems.append(f"{name!r} belongs to DoRA")
-        elif _FOREIGN.search(plain):
-            problems.append(f"{name!r} is not a factor of LoRA")
-        elif whole.setdefault(_WRAPPERS.sub("", plain), name) != name:
-            problems.append(f"{name!r} is stored twice, also as {whole[_WRAPPERS.sub('', plain)]!r}")
-    if len(adapters) > 1:
-        shown = ", ".join(sorted(repr(name) for name in adapters))
-        problems.append(f"it holds several adapters ({shown}): save one alone")
-    pairs: dict[str, Pair] = {}
-    for (module, is_embedding), both in sides.items():
-        if missing := {"A", "B"} - both.keys():
-            problems.append(f"{module!r} has no lora_{'embedding_' * is_embedding}{missing.pop()}")
-        elif module in pairs:
-            problems.append(f"{module!r} has factors both of a layer and of an embedding")
-        else:
-            pairs[module] = Pair(both["A"], both["B"], is_embedding)
-    return Contents(pairs, whole, tuple(problems))
-
-
-# -- the direction of weights -----------------------------------------------------------------------------------------
 
 
 def _directions(base: Signature, adapted: Iterable[tuple[Shape, Shape]]) -> set[bool]:
@@ -423,9 +360,9 @@ def _directions(base: Signature, adapted: Iterable[tuple[Shape, Shape]]) -> set[
     return in_base or {shape != plain for plain, shape in adapted if _oblong(shape) and shape in (plain, plain[::-1])}
 
 
-def _plain_shape(a: TensorInfo, b: TensorInfo) -> Shape:
+def _product_shape(a: TensorInfo, b: TensorInfo) -> Shape:
     """Returns the shape of B @ A."""
-    return b.shape[0], *a.shape[1:]
+    return b.shape[0], a.shape[1]
 
 
 def _oblong(shape: Shape) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,7 +53,6 @@ _USUAL = (
 )
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
 _MODULE_SUFFIXES = (".json", ".model", ".safetensors")
-_BLOCK = 1 << 20
 _DENSE = ("classifier.dense", "tanh")
 HIDDEN_LAYERS = {
     "bert": ("bert.pooler.dense", "tanh"),
@@ -82,11 +81,11 @@ def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
     if not base.is_dir():
         return
     for path in sorted(base.iterdir()):
-        if path.name == MODULES and _missing(base):
-            continue
         if is_module_folder(path):
             yield from ((f"{path.name}/{file.name}", file) for file in sorted(path.iterdir()))
-        elif _goes_along(path):
+        elif path.name == MODULES and _missing(base):
+            continue
+        elif path.is_file() and is_companion(path.name) and not leads_outside(path):
             yield path.name, path
 
 
@@ -94,12 +93,9 @@ def companion_notes(source: Path) -> Iterator[str]:
     """Yields notes about files of a directory that do not go along as one might expect."""
     if not source.is_dir():
         return
-    links = [path.name for path in sorted(source.iterdir()) if _wanted(path.name) and leads_outside(path)]
+    links = [path.name for path in sorted(source.iterdir()) if is_companion(path.name) and leads_outside(path)]
     if links:
-        yield (
-            f"{some_of(links)} of {source} {'is a link' if len(links) == 1 else 'are links'} to another place and so "
-            "not copied into the output: what it leads to may be private; copy it there if it belongs to the model"
-        )
+        yield f"{some_of(links)} of {source}: not copied, links to another place; copy what belongs to the model"
     if missing := _missing(source):
         yield (
             f"{some_of(missing)} of {source} and {MODULES} are not copied, because modules may hold "
@@ -110,23 +106,18 @@ def companion_notes(source: Path) -> Iterator[str]:
         yield f"{some_of(weights)} of {source} are copied: weights of other modules than the transformer are not merged"
 
 
-def _listed(folder: Path) -> list[str]:
-    """Returns the folders of a sentence encoder's modules, "" for its own directory; none if the list is broken."""
-    try:
-        paths = [module["path"] for module in load_json(folder / MODULES)]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return paths if all(isinstance(path, str) for path in paths) else []
-
-
 def _missing(folder: Path) -> list[str]:
-    """Returns the listed modules that are not copied: no list may name them. A broken list names itself."""
+    """Returns the modules of a sentence encoder's list that are not copied: no list may name them.
+
+    A broken list names itself.
+    """
     if not (folder / MODULES).is_file():
         return []
-    listed = _listed(folder)
-    return [name for name in listed if name and (folder / name).exists() and not is_module_folder(folder / name)] or (
-        [] if listed else [MODULES]
-    )
+    try:
+        places = [folder / module["path"] for module in load_json(folder / MODULES)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [MODULES]
+    return [place.name for place in places if place != folder and place.exists() and not is_module_folder(place)]
 
 
 def leads_outside(path: Path) -> bool:
@@ -150,7 +141,13 @@ def is_companion(name: str) -> bool:
     (True, True, False)
     """
     folder, _, file = name.rpartition("/")
-    return _MODULE_FOLDER.fullmatch(folder) is not None and file.endswith(_MODULE_SUFFIXES) if folder else _wanted(name)
+    if folder:
+        return _MODULE_FOLDER.fullmatch(folder) is not None and file.endswith(_MODULE_SUFFIXES)
+    return _matches(name, _COMPANIONS) and not _matches(name, _NOT_COPIED)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_module_folder(path: Path) -> bool:
@@ -162,27 +159,9 @@ def is_module_folder(path: Path) -> bool:
     )
 
 
-def _goes_along(path: Path) -> bool:
-    return path.is_file() and _wanted(path.name) and not leads_outside(path)
-
-
-def _wanted(name: str) -> bool:
-    wanted = any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)
-    return wanted and not any(fnmatchcase(name, pattern) for pattern in _NOT_COPIED)
-
-
-def missing_config_note(source: Path, target: Path, instead: str) -> str:
-    """Returns a note about an output that got no config.json from its source; `instead`: how to give a directory.
-
-    >>> missing_config_note(Path("old.pt"), Path("new"), "convert")
-    "new has no config.json, which it needs to be loaded by transformers: there was none beside the weights; put the \
-model's own there"
-    """
-    home = source if source.is_dir() else source.parent
-    what = f"{target} has no {MODEL_CONFIG}, which it needs to be loaded by transformers"
-    if (home / MODEL_CONFIG).is_file():
-        return f"{what}: files are copied from directories only; {instead} {home}, or copy them from there"
-    return f"{what}: there was none beside the weights; put the model's own there"
+def missing_config_note(target: Path) -> str:
+    """Returns a note about an output that got no config.json, because its source is a file or has none."""
+    return f"{target} has no {MODEL_CONFIG}, which transformers needs to load it: put the model's own files there"
 
 
 def prepares_inputs(name: str) -> bool:
@@ -191,7 +170,7 @@ def prepares_inputs(name: str) -> bool:
     >>> prepares_inputs("tokenizer_config.json"), prepares_inputs("config.json")
     (True, False)
     """
-    return any(fnmatchcase(name, pattern) for pattern in _TOOLS)
+    return _matches(name, _TOOLS)
 
 
 def is_usual(name: str) -> bool:
@@ -200,23 +179,18 @@ def is_usual(name: str) -> bool:
     >>> is_usual("tokenizer.json"), is_usual("1_Pooling/config.json"), is_usual("passwords.json")
     (True, True, False)
     """
-    return is_companion(name) if "/" in name else any(fnmatchcase(name, pattern) for pattern in _USUAL)
+    return is_companion(name) if "/" in name else _matches(name, _USUAL)
 
 
 def check_companion(name: str, path: Path) -> None:
-    """Reads a file that is to go along, so that one that is broken costs no merge."""
+    """Opens a file that is to go along, so that one that is broken costs no merge."""
     if name == MODEL_CONFIG:
         read_json(path)
         return
     try:
-        with open_regular(path) as file:
-            while file.read(_BLOCK):
-                pass
+        open_regular(path).close()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{path} cannot be read ({why}), but goes along into the output: check its permissions, or move it away"
-        ) from error
+        raise InputError(f"{path} goes along into the output, but cannot be read ({error}): move it away") from error
 
 
 def changed_companion(

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from tunable_magmax.checkpoints.companions import CARD, MODEL_CONFIG, REPORT, is_companion
 from tunable_magmax.checkpoints.safetensors_file import INDEX
@@ -108,8 +106,8 @@ def fetched(name: HubName, local: Path) -> Path:
                 f"it (found {some_of(sorted(needed)) or 'nothing'}): it is no model of transformers"
             )
         patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in needed]
-        with bars_on_terminals():
-            return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns))
+        hide_bars_unseen()
+        return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns))
 
 
 def pinned(path: Path) -> str | None:
@@ -205,24 +203,17 @@ def _explained(name: HubName, local: Path) -> Iterator[None]:
 
 def refusal(error: Exception) -> str:
     """Returns why the hub refused something, in a few words."""
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else None
     if (known := _REFUSALS.get(type(error).__name__)) is not None:
         return known
-    if cause is not None:  # such as the file that was being sent
-        return refusal(cause)
+    if isinstance(error.__cause__, Exception):  # such as the file that was being sent
+        return refusal(error.__cause__)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-@contextmanager
-def bars_on_terminals() -> Iterator[None]:
+def hide_bars_unseen() -> None:
     """Turns off the hub's progress bars where nobody watches them."""
-    utils: Any = import_module("huggingface_hub.utils")
-    if sys.stderr.isatty() or utils.are_progress_bars_disabled():
-        yield
-        return
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        utils.enable_progress_bars()
+    if not sys.stderr.isatty():
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+        disable_progress_bars()

@@ -6,8 +6,8 @@ All work is in the directory <out>.partial beside it:
   output/       finished files
   unfinished/   files being written
   scratch/      what the work needs and the output does not
-  model         the model of an output in one file, while a commit lasts
-  replaced      what the output replaces, while a commit lasts
+  commit/       the finished files of an output in one file, once they take their places
+  replaced      the directory that the output replaces, where the system can't swap two
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING, Self
 
 from tunable_magmax.checkpoints.companions import is_module_folder
 from tunable_magmax.checkpoints.safetensors_file import Shard
+from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
 from tunable_magmax.files import acquire_lock, exchange, is_plain_name, refuse_link, remedy, sync_directory
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 _BLOCK = 1 << 20
+_MODEL = ".model"
+"""The model among the files of a commit; no other file may have the name."""
 
 
 def is_one_file(out: Path) -> bool:
@@ -40,7 +42,9 @@ def is_one_file(out: Path) -> bool:
     >>> is_one_file(Path("merged.safetensors")), is_one_file(Path("merged-0.5"))
     (True, False)
     """
-    if out.suffix.lower() in _TORCH_SUFFIXES:  # whoever gives such a name would be surprised by a directory
+    if out.suffix.lower() in WEIGHT_SUFFIXES - {
+        ".safetensors"
+    }:  # whoever gives such a name would be surprised by a directory
         raise InputError(
             f"{out} looks like a torch file, but an output is a directory, or one file if its name ends in "
             f".safetensors: give -o {out.with_suffix('.safetensors')} or -o {out.with_suffix('')}"
@@ -74,11 +78,9 @@ class Output:
         """The directory of the finished files, out of sight until the commit."""
         self.overwrite = overwrite
         self._is_file = self.out.name.endswith(".safetensors")
-        self._shards: dict[str, str] = {}
-        self._sidecars: dict[str, str] = {}
+        self._shards: set[str] = set()
         self._lock: BaseFileLock | None = None
-        self.began_anew = self.recover(self.out)
-        """Whether a killed process had left unfinished work, which was removed."""
+        self.recover(self.out)
         self.check(self.out, overwrite)
         with self._storing(self.partial):
             try:
@@ -102,7 +104,7 @@ class Output:
 
     @staticmethod
     def recover(out: str | Path) -> bool:
-        """Removes what a killed process left of its work; a commit that it had begun is completed or undone.
+        """Removes what a killed process left of its work; a commit that it had begun is completed, or undone.
 
         Returns whether there was any: then the work begins anew.
         """
@@ -127,8 +129,9 @@ class Output:
         A number of bytes that is not exactly `shard.data_size` is an `ExactnessError`, and the shard is not kept.
         """
         self._check_shard(shard.name)
-        self._shards[shard.name] = self._store(shard.name, _exactly(shard, chunks))
-        return self._shards[shard.name]
+        sha256 = self._store(shard.name, _exactly(shard, chunks))
+        self._shards.add(shard.name)
+        return sha256
 
     def begin_shard(self, shard: Shard) -> Path:
         """Makes a file of the shard's size with its header, for other processes to write the data into."""
@@ -142,12 +145,12 @@ class Output:
             os.fsync(file.fileno())
         return path
 
-    def finish_shard(self, shard: Shard, path: Path, sha256: str) -> None:
+    def finish_shard(self, shard: Shard, path: Path) -> None:
         """Keeps a file of `begin_shard` whose data is complete and on disk."""
         self._check_shard(shard.name)
         with self._storing(path):
             path.replace(self.folder / shard.name)
-        self._shards[shard.name] = sha256
+        self._shards.add(shard.name)
 
     def write_file(self, name: str, content: bytes | Path) -> str:
         """Puts a file beside the shards (beside a single output file as `<stem>.<name>`) and returns its sha256.
@@ -155,8 +158,7 @@ class Output:
         `content`: bytes, or the path of a file to be copied. In a directory, `folder/file` is a name as well.
         """
         self.check_sidecar(name)
-        self._sidecars[name] = self._store(name, _blocks(content) if isinstance(content, Path) else [content])
-        return self._sidecars[name]
+        return self._store(name, _blocks(content) if isinstance(content, Path) else [content])
 
     def scratch(self, name: str) -> Path:
         """Returns a path for a file that the work needs and the output does not; it lasts until the commit."""
@@ -167,7 +169,7 @@ class Output:
         """Makes the output visible. A process killed at any moment leaves all of it or nothing of it.
 
         The model is there at every moment, the old one or the new one, unless it is a directory and the system can't
-        swap two of them. What stands beside a single file is never the other one's.
+        swap two of them. What stands beside a single file is never the other one's: it is gone while a commit lasts.
         """
         if not self._shards:
             raise ExactnessError(f"{self.out}: nothing was written, so there is nothing to commit")
@@ -185,23 +187,17 @@ class Output:
             self._remove()
 
     def _publish(self) -> None:
-        replaced = self.partial / "replaced"
-        if not self._is_file:
-            if not self.out.exists():
-                self.folder.rename(self.out)
-            elif not exchange(self.folder, self.out):
-                self.out.rename(replaced)
-                self.folder.rename(self.out)
-            return
-        [name] = self._shards
-        model = (self.folder / name).rename(self.partial / "model")
-        replaced.mkdir()
-        sync_directory(self.partial)
-        for place in (_beside(self.out, sidecar) for sidecar in self._sidecars):
-            if place.exists():
-                place.rename(replaced / place.name)
-        model.replace(self.out)
-        _settle(self.partial, self.out)
+        if self._is_file:
+            [name] = self._shards
+            (self.folder / name).rename(self.folder / _MODEL)
+            self.folder.rename(self.partial / "commit")
+            sync_directory(self.partial)
+            _settle(self.partial, self.out)
+        elif not self.out.exists():
+            self.folder.rename(self.out)
+        elif not exchange(self.folder, self.out):
+            self.out.rename(self.partial / "replaced")
+            self.folder.rename(self.out)
 
     def __enter__(self) -> Self:
         return self
@@ -230,7 +226,7 @@ class Output:
 
     def _check_shard(self, name: str) -> None:
         self._check_name(name)
-        if self._is_file and self._shards.keys() - {name}:
+        if self._is_file and self._shards - {name}:
             raise InputError(f"{self.out} is one file and cannot hold several shards: plan it without a shard size")
 
     def check_sidecar(self, name: str) -> None:
@@ -391,19 +387,16 @@ def _lock(partial: Path) -> BaseFileLock:
 
 
 def _settle(partial: Path, out: Path) -> None:
-    """Ends a commit that was interrupted: completes it if the new model is in its place, else undoes it."""
-    replaced = partial / "replaced"
-    if not replaced.is_dir():
-        return
-    if not out.name.endswith(".safetensors"):
-        if not out.exists():
-            replaced.rename(out)
-    elif (partial / "model").exists():
-        for item in replaced.iterdir():
-            item.replace(out.with_name(item.name))
-    else:
-        for item in (partial / "output").iterdir():
-            item.replace(_beside(out, item.name))
+    """Ends a commit: puts the files of an output in one file into their places, or puts a directory back."""
+    commit, replaced = partial / "commit", partial / "replaced"
+    if replaced.is_dir() and not out.exists():
+        replaced.rename(out)
+    if (commit / _MODEL).exists():
+        for sidecar in (item.name for item in commit.iterdir() if item.name != _MODEL):
+            _beside(out, sidecar).unlink(missing_ok=True)
+        (commit / _MODEL).replace(out)
+    for item in commit.iterdir() if commit.is_dir() else ():
+        item.replace(_beside(out, item.name))
 
 
 def _clear(partial: Path) -> None:

@@ -42,8 +42,6 @@ def adapted_matrices(inputs: Inputs, rank: int) -> dict[str, LowRank]:
                 problems.append(f"{inputs.labels[k]} has {name!r} whole, and not as factors")
             elif name in merged and part.product is not None:
                 products.setdefault(name, part.product)
-                if len(part.product.shape) != 2 or part.product.module is None:
-                    problems.append(f"{inputs.labels[k]} adapts {name!r}, which is not the matrix of a linear layer")
     if len({adapter.renaming for adapter in inputs.adapters.values()}) > 1:
         problems.append("the tasks are adapters of different classes of models: a prefix of their names differs")
     most = min((min(product.shape) for product in products.values()), default=0)
@@ -126,6 +124,6 @@ def _config(inputs: Inputs, products: dict[str, LowRank], changed: list[str], ra
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": any(products[name].transposed for name in changed),
-        "target_modules": sorted(str(products[name].module) for name in changed),
+        "target_modules": sorted(products[name].module for name in changed),
     }
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

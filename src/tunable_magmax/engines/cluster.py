@@ -263,8 +263,8 @@ class ClusterMerge(Merge):
         for counted in self._workers.ask(calls):
             self.add(counted)
         digests = self._workers.ask([Call(n % len(self._shares), "digest", (path,)) for n, path in enumerate(paths)])
-        for (path, shard), sha256 in zip(paths.items(), digests, strict=True):
-            output.finish_shard(shard, path, sha256)
+        for path, shard in paths.items():
+            output.finish_shard(shard, path)
         return {shard.name: sha256 for shard, sha256 in zip(shards, digests, strict=True)}
 
 

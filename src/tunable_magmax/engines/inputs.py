@@ -287,8 +287,7 @@ class AdapterSource:
         with self._lock:
             pair = self._factors.pop(name, None)
             if pair is None:
-                a = self._matrix(product.a, product.rank)
-                b = self._matrix(product.b, product.b.shape[0])
+                a, b = self._matrix(product.a), self._matrix(product.b)
                 left, right = (a.T, b.T) if product.transposed else (b, a)
                 pair = np.ascontiguousarray(left), np.ascontiguousarray(right)
             self._factors[name] = pair
@@ -296,14 +295,14 @@ class AdapterSource:
                 del self._factors[next(iter(self._factors))]
             return pair
 
-    def _matrix(self, info: TensorInfo, rows: int) -> NDArray[np.float64]:
+    def _matrix(self, info: TensorInfo) -> NDArray[np.float64]:
         stored = torch.empty(info.numel, dtype=_stored_dtype(info))
-        return self._stored.read(info.name, 0, info.numel, stored).view(rows, -1).double().numpy()
+        return self._stored.read(info.name, 0, info.numel, stored).view(info.shape).double().numpy()
 
 
 def factor_bytes(adapter: Adapter) -> int:
     """Returns the memory that an adapter's factors take: threads work on two tensors at a time, most often."""
-    sizes = [8 * product.rank * (product.shape[0] + product.columns) for product in adapter.products]
+    sizes = [8 * product.rank * sum(product.shape) for product in adapter.products]
     return 2 * max(sizes, default=0)
 
 

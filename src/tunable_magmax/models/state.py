@@ -75,11 +75,10 @@ def adapted_tensors(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, T
     for name, part in adapter.parts.items():
         whole = base[name] if part.whole is None else read_tensor(adapter.stored, part.whole.name)
         if part.product is not None:
-            a, b = (
-                read_tensor(adapter.stored, info.name).double().flatten(1) for info in (part.product.a, part.product.b)
-            )
+            a, b = (read_tensor(adapter.stored, info.name).double() for info in (part.product.a, part.product.b))
             step = part.product.scaling * (b @ a)
-            step = (step.T if part.product.transposed else step).reshape(whole.shape)
-            whole = (whole.double() + step).to(torch_dtype(adapter.tensors[name].dtype))
+            whole = (whole.double() + (step.T if part.product.transposed else step)).to(
+                torch_dtype(adapter.tensors[name].dtype)
+            )
         found[name] = whole
     return found

@@ -102,7 +102,7 @@ def convert_checkpoint(
                 files[name] = output.write_file(name, path if changed is None else changed)
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
-    lacking = None if single or MODEL_CONFIG in files else missing_config_note(source, target, "convert")
+    lacking = None if single or MODEL_CONFIG in files else missing_config_note(target)
     notes = [*([lacking] if lacking else ()), *(() if single else companion_notes(source))]
     return Conversion(str(source), str(target), len(tensors), elements, size, tied, files, tuple(notes))
 

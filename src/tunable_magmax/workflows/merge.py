@@ -97,7 +97,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify = unheard, **settings
     arguments = {**recipe.options, "names": recipe.names, **settings}
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
     if not is_one_file(out) and MODEL_CONFIG not in report.files and report.reduced is None:
-        note(missing_config_note(recipe.base, out, "give --base"))
+        note(missing_config_note(out))
     return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes))
 
 

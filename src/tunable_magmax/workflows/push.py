@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_folder, is_usual
-from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
+from tunable_magmax.checkpoints.hub import hide_bars_unseen, hub_name, refusal
 from tunable_magmax.checkpoints.safetensors_file import INDEX
 from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, some_of
@@ -57,14 +57,12 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     api = HfApi(library_name="tunable-magmax", library_version=__version__)
     added = [CommitOperationAdd(file, str(folder / file)) for file in sizes]
     try:
-        with bars_on_terminals():
-            api.create_repo(name.repo, private=options.private or None, exist_ok=True)
-            if options.private and not api.model_info(name.repo).private:
-                raise InputError(
-                    f"{name.repo} is there already and is public: choose another name, or leave out --private"
-                )
-            message = f"A model made with tunable-magmax {__version__}"
-            made = api.create_commit(name.repo, added, commit_message=message)
+        hide_bars_unseen()
+        api.create_repo(name.repo, private=options.private or None, exist_ok=True)
+        if options.private and not api.model_info(name.repo).private:
+            raise InputError(f"{name.repo} is there already and is public: choose another name, or leave out --private")
+        message = f"A model made with tunable-magmax {__version__}"
+        made = api.create_commit(name.repo, added, commit_message=message)
     except InputError:
         raise
     # What a failed upload raises differs between versions: errors of requests, of httpx, of the hub itself.

@@ -220,7 +220,7 @@ def test_all_problems_of_the_adapters_at_once(tmp_path) -> None:
     with pytest.raises(InputError) as caught:
         merge_checkpoints(tmp_path / "base.safetensors", [one, two], tmp_path / "out")
     assert f"task 1 ({one}): 'w.weight' has shape [9, 8], the base [9, 7]" in str(caught.value)
-    assert f"task 2 ({two}) has 'x.weight', which the base lacks" in str(caught.value)
+    assert f"task 2 ({two}) has, and the base lacks, 'x.weight'" in str(caught.value)
     for folder in (one, two):
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))

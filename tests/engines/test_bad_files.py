@@ -106,7 +106,6 @@ def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> 
         with pytest.raises(InputError) as caught:
             merged(base, tasks)
         assert "`tmx convert CHECKPOINT --strip-prefix model. -o NEW`" in str(caught.value)
-        assert "'head.bias', 'head.weight'" in str(caught.value)
         found = merged(names[base], names[tasks], exclude=["head.*"])
         assert raw({name: found[name] for name in bare[0]}) == expected
 

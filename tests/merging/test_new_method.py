@@ -160,21 +160,6 @@ def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_a_changed_file_makes_another_merge(tmp_path: Path, tmx_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for k in range(2):
-        save_file({"w": torch.full((3,), float(k))}, tmp_path / f"{k}.safetensors")
-    command = ["merge", "--base", tmp_path / "0.safetensors", "--task", tmp_path / "1.safetensors", "--scale", "1"]
-    command += ["-o", tmp_path / "out.safetensors", "--method", f"{tmp_path / 'own.py'}:UpperMedian"]
-    (tmp_path / "own.py").write_text(OWN)
-    assert tmx_command(*command).code == 0
-    assert "is complete" in tmx_command(*command).err
-    monkeypatch.setattr("tunable_magmax.merging.methods._ADDED", {})  # as in a new process
-    (tmp_path / "own.py").write_text(OWN.replace(".neg()", ".neg() * 3"))
-    assert "--overwrite" in tmx_command(*command).err
-    assert tmx_command(*command, "--overwrite").code == 0
-    assert load_file(tmp_path / "out.safetensors")["w"].tolist() == [3.0] * 3
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [("Nobody", OWN), ("Empty", OWN), ("NUMBER", OWN), ("Own", "1 / 0"), ("Own", "class Own("), ("Own", None)],

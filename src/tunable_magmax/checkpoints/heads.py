@@ -112,10 +112,6 @@ class Heads:
         """Returns the base, with heads that are made by these weights."""
         return self.views[0].with_made(self.state(weights))
 
-    def identity(self) -> dict[str, Any]:
-        """Returns what the heads of a merge are recognised by, beside their files: what the configurations say."""
-        return {**self.describe(), "task_labels": self.task_labels, "config": self.config}
-
     def describe(self) -> dict[str, Any]:
         """Returns what a report says of heads."""
         fitted = self.fitted and {"tensors": list(self.fitted.tensors), "digest": self.fitted.digest}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, file_sources
 from tunable_magmax.engines.outputs import Job, shard_data, write_weights
-from tunable_magmax.engines.ray_workers import RayWorkers, Room, find_room, ray_session
+from tunable_magmax.engines.ray_workers import RayWorkers, find_room, ray_session
 from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.layout import Layout
@@ -103,7 +103,6 @@ class Worker:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._done: dict[str, tuple[int, int]] = {}
 
     def node_and_version(self) -> tuple[str, str]:
         """Returns the node's address and the version of this package there."""
@@ -125,7 +124,7 @@ class Worker:
             raise ClusterError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
         layout = share.layout(assignment.layout)
         sources = file_sources(self._inputs.checkpoints)
-        limits = Limits(assignment.threads, assignment.memory, assignment.spill, self._note_progress)
+        limits = Limits(assignment.threads, assignment.memory, assignment.spill)
         kernels = kernels_for(torch.device("cpu"))
         merge = Merge(Sources(layout, sources, self._inputs.labels), options, kernels, limits)
         self._merge = self._stack.enter_context(merge)
@@ -181,16 +180,9 @@ class Worker:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def progress(self) -> dict[str, tuple[int, int]]:
-        """Returns elements done and in all, by phase; while another call runs, too."""
-        return dict(self._done)
-
     def close(self) -> None:
         """Closes the inputs and the merge."""
         self._stack.close()
-
-    def _note_progress(self, phase: str, done: int, total: int) -> None:
-        self._done[phase] = (done, total)
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:
@@ -286,24 +278,22 @@ def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: in
     return write_weights(merge, job, lambda shards: merge.write(shards, output))
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The engine that merges on a connected Ray cluster."""
-
-    ray: Any
-    room: Room
-
-    def merge(self, job: Job) -> MergeReport:
-        """Merges and writes the weights; the job's memory bounds each worker."""
-        shares = [share for share in divide(job.inputs.layout, self.room.workers) if share.tensors or share.copied]
-        room = replace(self.room, workers=len(shares))
-        with RayWorkers(self.ray, Worker, room, job.progress) as workers:
-            return merge_by(workers, shares, job, room.cpus)
-
-
 @contextmanager
-def join_cluster(address: str | None, workers: int | None, threads: int | None) -> Iterator[Cluster]:
-    """Joins the cluster at an address, or one on this machine, and finds room for workers there."""
+def join_cluster(
+    address: str | None, workers: int | None, threads: int | None
+) -> Iterator[tuple[int, Callable[[Job], MergeReport]]]:
+    """Joins the cluster at an address, or one on this machine, and finds room for workers there.
+
+    Yields the CPUs of each worker, and what merges a job and writes its weights; its memory bounds each worker.
+    """
     with ray_session(address, workers) as ray:
         nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-        yield Cluster(ray, find_room(nodes, workers, threads))
+        count, cpus = find_room(nodes, workers, threads)
+
+        def merge(job: Job) -> MergeReport:
+            shares = [share for share in divide(job.inputs.layout, count) if share.tensors or share.copied]
+            with RayWorkers(ray, Worker, len(shares), cpus, job.progress) as started:
+                started.greet()
+                return merge_by(started, shares, job, cpus)
+
+        yield cpus, merge

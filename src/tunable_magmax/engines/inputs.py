@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, torch_dtype
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import identities, show_size
+from tunable_magmax.files import show_size
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.methods import unused_options
 from tunable_magmax.merging.options import Options
@@ -156,10 +156,6 @@ class Inputs:
                     f"{label} is a torch file in the old format (no zip archive) or with transposed tensors, so it is "
                     f"loaded whole: {size} beyond the bound on memory; to have it streamed, convert it first: {convert}"
                 )
-
-    def identity(self) -> list[Any]:
-        """Returns paths, sizes and times of the files, by which a finished merge is recognised."""
-        return identities(file for checkpoint in self.checkpoints for file in checkpoint.files)
 
     def refuse_changed(self) -> None:
         """Raises an `InputError` if an input was changed since it was opened; for after the last read."""

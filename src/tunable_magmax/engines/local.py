@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from tunable_magmax.engines.outputs import (
     append_log,
     check_space,
     expected_shards,
-    finished_report,
     log_of,
     output_companions,
     write_sidecars,
@@ -30,14 +27,13 @@ from tunable_magmax.engines.outputs import (
 )
 from tunable_magmax.engines.settings import Additions, Output, Place, take
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, identities, refuse_link
+from tunable_magmax.files import Progress, refuse_link
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import files_of_method, read_options
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.options import Options, takes_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import Limits, MemoryPlan, kernels_for, open_device, plan_memory, read_threads
-from tunable_magmax.version import __version__
 
 
 @takes_options(Options, Output, Place)
@@ -85,12 +81,8 @@ def merge_checkpoints(
     if additions is not None and shard is None:
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(place, writing.threads) as (each, merge), Inputs(base, tasks, read) as inputs:
-        known_by = _fingerprint(inputs, read, shard, names) if additions is None else additions.fingerprint
         if Writer.recover(target):
             notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
-        if additions is None and not writing.overwrite and (finished := finished_report(target, known_by)) is not None:
-            notify(f"{out} is complete, made from the same inputs with the same options; --overwrite makes it again")
-            return finished
         plan_merge(inputs, read, replace(writing, threads=each), place, target)
         for note in inputs.notes():
             notify(note)
@@ -99,7 +91,7 @@ def merge_checkpoints(
             if shard is None:
                 output.check_sidecar("report.json")
             report = _finish(merge(job), job)
-            append_log(target, started, known_by, inputs, report)  # before the commit: it knows every output there is
+            append_log(job, started, report)  # before the commit: it knows every output there is
             output.commit()
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
@@ -161,8 +153,8 @@ def _engine(place: Place, threads: int | None) -> Iterator[tuple[int | None, Cal
         return
     from tunable_magmax.engines.cluster import join_cluster
 
-    with join_cluster(place.ray_address, place.workers, None if threads is None else read_threads(threads)) as cluster:
-        yield cluster.room.cpus, cluster.merge
+    with join_cluster(place.ray_address, place.workers, None if threads is None else read_threads(threads)) as engine:
+        yield engine
 
 
 def _merge_here(job: Job, threads: int | None, device: torch.device) -> MergeReport:
@@ -177,19 +169,3 @@ def _merge_here(job: Job, threads: int | None, device: torch.device) -> MergeRep
         from tunable_magmax.engines.adapters import write_adapter
 
         return write_adapter(merge, job, job.options.adapter)
-
-
-def _fingerprint(
-    inputs: Inputs, options: Options, shard_size: int | None, names: tuple[str, ...] | None
-) -> dict[str, str]:
-    """Returns what a finished merge is recognised by: version, options, and what the input files were."""
-    known = [
-        __version__,
-        {field.name: str(getattr(options, field.name)) for field in fields(options)},
-        shard_size,
-        names,
-        None if inputs.heads is None else inputs.heads.identity(),
-        inputs.identity(),
-        identities([*(path for _, path, _ in output_companions(inputs)), *files_of_method(options.method)]),
-    ]
-    return {"merge": hashlib.sha256(json.dumps(known).encode()).hexdigest()}

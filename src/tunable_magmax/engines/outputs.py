@@ -368,12 +368,13 @@ def card_cell(text: str) -> str:
 # -- the log beside an output, and outputs that are there --------------------------------------------------------------
 
 
-def append_log(out: Path, started: float, fingerprint: Mapping[str, Any], inputs: Inputs, report: MergeReport) -> None:
+def append_log(job: Job, started: float, report: MergeReport) -> None:
     """Appends time, host and paths of a merge to the log of its output, a JSON object a line.
 
-    They are not in the output itself, because equal merges must give equal outputs. By the fingerprint, a finished
-    output is recognised.
+    They are not in the output itself, because equal merges must give equal outputs. By the fingerprint of `Additions`,
+    whoever made them recognises a finished output.
     """
+    inputs, out = job.inputs, job.output.out
     entry = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 3),
@@ -381,9 +382,9 @@ def append_log(out: Path, started: float, fingerprint: Mapping[str, Any], inputs
         "versions": {"tunable-magmax": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "base": str(inputs.paths[0].resolve()),
         "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
-        "out": str(out.resolve()),
+        "out": str(out),
         "files": dict(report.files),
-        "fingerprint": fingerprint,
+        "fingerprint": None if job.additions is None else job.additions.fingerprint,
     }
     # The weights are complete, so a full disk must not make it look as if they were not.
     with suppress(OSError):

@@ -10,10 +10,8 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from tunable_magmax.errors import ClusterError, InputError
@@ -26,8 +24,8 @@ ANSWER_WITHIN = 5.0
 """Seconds in which a cluster must accept a connection; Ray itself would try for many minutes."""
 START_WITHIN = 300.0
 """Seconds to wait for a cluster to have room for all workers: it may have to start machines."""
-WATCH_EVERY = 0.5
-"""Seconds between reports of progress."""
+PHASES = {"scan": "survey", "measure": "measure", "write": "merge"}
+"""What the calls are that read all values, in reports of progress: so many calls done of so many."""
 OBJECT_STORE = 1 << 27
 """Bytes of a local cluster's object store: next to nothing travels."""
 LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -136,19 +134,13 @@ def _sigterm_as_before() -> Iterator[None]:
 # -- the workers ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How many workers a merge has, and the CPUs that each of them gets."""
+def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) -> tuple[int, int]:
+    """Divides nodes with these numbers of CPUs among workers; returns how many workers there are, and CPUs of each.
 
-    workers: int
-    cpus: int
-
-
-def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) -> Room:
-    """Divides nodes with these numbers of CPUs: by default one worker on each, else as many CPUs as all can have.
+    By default one worker has a node; else all have as many CPUs as each can have.
 
     >>> find_room([16, 16], None, None), find_room([16, 16], 3, None), find_room([2], 2, 1)
-    (Room(workers=2, cpus=16), Room(workers=3, cpus=8), Room(workers=2, cpus=1))
+    ((2, 16), (3, 8), (2, 1))
     """
     usable = [int(cpus) for cpus in nodes if cpus >= 1]
     if not usable:
@@ -156,7 +148,7 @@ def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) 
     wanted = len(usable) if workers is None else workers
     for cpus in range(max(usable), 0, -1):
         if sum(node // cpus for node in usable) >= wanted:
-            return Room(wanted, min(cpus, threads or cpus))
+            return wanted, min(cpus, threads or cpus)
     raise InputError(
         f"{wanted} workers need a CPU each, but the Ray cluster has {sum(usable)}: give at most --workers {sum(usable)}"
     )
@@ -165,25 +157,19 @@ def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) 
 class RayWorkers:
     """Workers as Ray actors, known by number. A context manager: leaving it ends them."""
 
-    def __init__(self, ray: Any, worker: type, room: Room, progress: Progress | None = None) -> None:
-        self._ray, self._room, self._progress = ray, room, progress
-        self._watched = time.monotonic()
-        self._nodes = ["a node not known yet"] * room.workers
-        # Progress is asked for while another call runs, so it has a thread of its own.
-        actor = ray.remote(concurrency_groups={"watch": 1}, max_restarts=0)(worker)
-        placed = actor.options(num_cpus=room.cpus, scheduling_strategy="SPREAD")
-        self._actors = [placed.remote() for _ in range(room.workers)]
+    def __init__(self, ray: Any, worker: type, count: int, cpus: int, progress: Progress | None = None) -> None:
+        self._ray, self._cpus, self._progress = ray, cpus, progress
+        self._nodes = ["a node not known yet"] * count
+        placed = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        self._actors = [ray.remote(worker).options(**placed).remote() for _ in range(count)]
 
     def __enter__(self) -> RayWorkers:
-        try:
-            self._wait_for_all()
-        except BaseException:
-            self._end_all()
-            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end_all()
+        for actor in self._actors:
+            with suppress(Exception):
+                self._ray.kill(actor)
 
     def ask(self, calls: Sequence[Call]) -> list[Any]:
         """Sends calls, in order to each worker; returns their answers in the order of the calls."""
@@ -191,13 +177,11 @@ class RayWorkers:
         answers: dict[int, Any] = {}
         pending = {answer: k for k, answer in enumerate(sent)}
         while pending:
-            ready, _ = self._ray.wait(list(pending), timeout=WATCH_EVERY if self._progress else None)
-            if self._progress and time.monotonic() - self._watched > WATCH_EVERY:
-                self._report_progress()
-                self._watched = time.monotonic()
-            for answer in ready:
-                k = pending.pop(answer)
-                answers[k] = self._result(calls[k].part, answer)
+            [answer], _ = self._ray.wait(list(pending))
+            k = pending.pop(answer)
+            answers[k] = self._result(calls[k].part, answer)
+            if self._progress is not None and calls[k].name in PHASES:
+                self._progress(PHASES[calls[k].name], len(answers), len(calls))
         return [answers[k] for k in range(len(calls))]
 
     def _result(self, worker: int, answer: Any) -> Any:
@@ -210,20 +194,21 @@ class RayWorkers:
         except (known.RayActorError, known.ObjectLostError, known.NodeDiedError) as error:
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             raise ClusterError(
-                f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]} ({reason}): nothing "
+                f"worker {worker + 1} of {len(self._actors)} died on node {self._nodes[worker]} ({reason}): nothing "
                 "was written. See that node's memory and its Ray logs, give a smaller --memory or more --workers, and "
                 "run the same command again"
             ) from None
 
-    def _wait_for_all(self) -> None:
+    def greet(self) -> None:
+        """Waits until all workers have begun, with the same version of this package."""
         greetings = [actor.node_and_version.remote() for actor in self._actors]
         _, waiting = self._ray.wait(greetings, num_returns=len(greetings), timeout=START_WITHIN)
         if waiting:
             free = self._ray.available_resources().get("CPU", 0)
             raise ClusterError(
                 f"{len(waiting)} of {len(greetings)} workers found no room in {START_WITHIN:.0f} seconds: each needs "
-                f"{self._room.cpus} CPUs, and {free:g} are free. Give fewer --workers, or --threads below "
-                f"{self._room.cpus}, or wait until the cluster is less busy"
+                f"{self._cpus} CPUs, and {free:g} are free. Give fewer --workers, or --threads below {self._cpus}, or "
+                "wait until the cluster is less busy"
             )
         for k, greeting in enumerate(greetings):
             self._nodes[k], version = self._result(k, greeting)
@@ -232,20 +217,3 @@ class RayWorkers:
                     f"node {self._nodes[k]} has tunable-magmax {version}, this machine {__version__}: "
                     "install the same version on all nodes"
                 )
-
-    def _report_progress(self) -> None:
-        """Reports how far all workers are, unless one of them does not answer at once."""
-        assert self._progress is not None
-        asked = [actor.progress.options(concurrency_group="watch").remote() for actor in self._actors]
-        try:
-            answers = self._ray.get(asked, timeout=WATCH_EVERY)
-        except self._ray.exceptions.RayError:  # whoever has died is told of where its answer is waited for
-            return
-        for phase in dict.fromkeys(phase for phases in answers for phase in phases):
-            done, total = map(sum, zip(*(phases.get(phase, (0, 0)) for phases in answers), strict=True))
-            self._progress(phase, done, total)
-
-    def _end_all(self) -> None:
-        for actor in self._actors:
-            with suppress(Exception):
-                self._ray.kill(actor)

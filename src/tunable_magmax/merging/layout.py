@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 from tunable_magmax.checkpoints.tensors import (
     FORMAT_KEY,
@@ -112,41 +112,37 @@ def build_layout(
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
     base = signatures[0]
+    problems: dict[str, list[str]] = defaultdict(list)
     tasks: list[tuple[str, Signature]] = []
-    prefixes: dict[str, str] = {}
-    problems: list[Problem] = []
     for label, task in zip(labels[1:], signatures[1:], strict=True):
-        renaming = _prefix(base, task)
-        if renaming:
-            side = "with" if renaming.drop else "without"
-            prefix = renaming.drop or renaming.add
-            problems.append(Problem(f"{label}: ", f"the names are the base's {side} the prefix {prefix!r}"))
-            prefixes[prefix] = "these tasks" if renaming.drop else "the base and all tasks that have it"
-            task = _renamed(task, base, renaming)
-        tasks.append((label, task))
+        if renaming := _prefix(base, task):
+            problems[f"{label}:"].append(_about_prefix(renaming))
+        else:
+            tasks.append((label, task))
     ties = _shared_ties(signatures)
     tied = names_by_tensor(ties)
     floats: dict[str, tuple[TensorInfo, ...]] = {}
     excluded: list[TensorInfo] = []
     integers: list[TensorInfo] = []
     for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
-        info = replace(base.tensors[base.name_of(name) or name], name=name)
+        stored = base.tensors[base.name_of(name) or name]
+        info = replace(stored, name=name)
         if not allowed(name, include, exclude):
             excluded.append(info)
             continue
-        matched = {labels[0]: base.tensors[base.name_of(name) or name]}
+        matched = {labels[0]: stored}
         for label, task in tasks:
-            stored = _stored(task, name, tied)
-            if stored is None:
-                problems.append(Problem(f"{label} lacks ", repr(name)))
+            own = _stored(task, name, tied)
+            if own is None:
+                problems[f"{label} lacks"].append(repr(name))
             else:
-                matched[label] = task.tensors[stored]
-        problems.extend(_mismatches(name, matched))
+                matched[label] = task.tensors[own]
+        for label, problem in _mismatches(name, matched):
+            problems[f"{label}:"].append(problem)
         if info.is_float:
             floats[name] = tuple(matched.values())
         else:
             integers.append(info)
-    problems.extend(_quantised(integers, sum(infos[0].nbytes for infos in floats.values())))
     for label, task in tasks:
         names = [*task.tensors, *task.aliases]
         # An extra name may be just another one for a tensor that the base has.
@@ -154,9 +150,11 @@ def build_layout(
         for name in names:
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and task.name_of(name) not in held:
-                problems.append(Problem(f"{label} has ", repr(name), ", which the base lacks"))
+                problems[f"{label} has, and the base lacks,"].append(repr(name))
+    if quantised := _quantised(integers, sum(infos[0].nbytes for infos in floats.values())):
+        problems[f"{labels[0]}:"].append(quantised)
     if problems:
-        raise _refusal(problems, prefixes)
+        raise _refusal(problems)
     order = sorted(floats)
     starts = accumulate((floats[name][0].numel for name in order), initial=0)
     return Layout(
@@ -167,39 +165,17 @@ def build_layout(
     )
 
 
-class Problem(NamedTuple):
-    """One thing that does not match: a sentence of three parts, whose middle names the tensor."""
-
-    before: str
-    item: str
-    after: str = ""
-
-    def __str__(self) -> str:
-        return "".join(self)
-
-
-def _refusal(problems: Sequence[Problem], prefixes: Mapping[str, str]) -> InputError:
-    """Returns an error that shows the first problems of each kind. `prefixes` says who should lose which prefix."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for problem in problems:
-        alike.setdefault((problem.before, problem.after), []).append(problem.item)
-    lines = [
-        f"{before}{some_of(items, SHOWN, '; ' if before.endswith(': ') else ', ')}{after}"
-        for (before, after), items in alike.items()
-    ]
-    advice = [
-        f"Take the prefix off {whose} first: `tmx convert CHECKPOINT --strip-prefix {shlex.quote(prefix)} -o NEW`."
-        for prefix, whose in prefixes.items()
-    ]
-    advice.append(
-        "Every task must hold the base's tensors with the same names and shapes. "
-        "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
+def _refusal(problems: Mapping[str, Sequence[str]]) -> InputError:
+    """Returns an error that shows the first problems of each kind."""
+    listed = [f"{kind} {item}" for kind, items in problems.items() for item in items]
+    shown = [f"{kind} {some_of(items, SHOWN)}" for kind, items in problems.items()]
+    rest = [f"and {len(listed) - LISTED:,} more"] if len(listed) > LISTED else []
+    return InputError(
+        f"these checkpoints can't be merged, {plural(len(listed), 'problem')}:\n{bulleted(shown)}\n"
+        "Every task must hold the base's tensors with the same names and shapes. Tensors that match --exclude PATTERN "
+        "(exclude=[...] in Python) are not merged but copied from the base. --json lists all problems.",
+        problems=[*listed[:LISTED], *rest],
     )
-    if any(len(items) > SHOWN for items in alike.values()):
-        advice.append("--json lists all of them (`problems` of the error in Python).")
-    title = f"these checkpoints can't be merged, {plural(len(problems), 'problem')}:"
-    rest = [f"and {len(problems) - LISTED:,} more"] if len(problems) > LISTED else []
-    return InputError("\n".join([title, bulleted(lines), *advice]), problems=[*map(str, problems[:LISTED]), *rest])
 
 
 def _prefix(base: Signature, task: Signature) -> Renaming:
@@ -210,13 +186,11 @@ def _prefix(base: Signature, task: Signature) -> Renaming:
     return renaming if 2 * len(found) >= min(len(base.tensors), len(task.tensors)) else Renaming()
 
 
-def _renamed(task: Signature, base: Signature, renaming: Renaming) -> Signature:
-    """Returns a task with the base's names."""
-    names = {name: name if base.name_of(name) else renaming(name) for name in (*task.tensors, *task.aliases)}
-    return Signature(
-        {names[name]: info for name, info in task.tensors.items()},
-        {names[alias]: names[name] for alias, name in task.aliases.items()},
-    )
+def _about_prefix(renaming: Renaming) -> str:
+    side, whose = ("with", "it") if renaming.drop else ("without", "the base and all tasks that have it")
+    prefix = renaming.drop or renaming.add
+    command = f"`tmx convert CHECKPOINT --strip-prefix {shlex.quote(prefix)} -o NEW`"
+    return f"the names are the base's {side} the prefix {prefix!r}: take it off {whose} first: {command}"
 
 
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
@@ -246,29 +220,26 @@ def _stored(task: Signature, name: str, tied: Mapping[str, Sequence[str]]) -> st
     return next((stored for each in (name, *tied.get(name, ())) if (stored := task.name_of(each))), None)
 
 
-def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[Problem]:
-    """Yields a problem if most of the base is matrices of integers: weights in units that other tensors define."""
+def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> str:
+    """Returns a problem if most of the base is matrices of integers: weights in units that other tensors define."""
     matrices = [info for info in integers if sum(length > 1 for length in info.shape) > 1]
     total = sum(info.nbytes for info in integers) + float_bytes
-    if sum(info.nbytes for info in matrices) > max(total // 2, LARGE_BUFFERS):
-        names = some_of((info.name for info in matrices), limit=3, show=repr)
-        yield Problem(
-            "",
-            f"most of the base is integers, as in a quantised model ({names}): such weights can't be merged; give "
-            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to copy the base's",
-        )
+    if sum(info.nbytes for info in matrices) <= max(total // 2, LARGE_BUFFERS):
+        return ""
+    names = some_of((info.name for info in matrices), limit=3, show=repr)
+    return (
+        f"most of it is integers, as in a quantised model ({names}): give checkpoints in floating-point types of 16 "
+        "bits or more, or exclude these tensors to copy the base's"
+    )
 
 
-def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[Problem]:
-    """Yields what is wrong with the types and shapes of one tensor; the base's comes first."""
+def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with the types and shapes of one tensor, by label; the base's comes first."""
     base = next(iter(matched.values()))
-    too_narrow = base.is_unsupported_float
     for label, info in matched.items():
-        if info.dtype != base.dtype or too_narrow:
-            typed = f"{name!r} has type {info.dtype}"
-            if info.is_unsupported_float:
-                yield Problem(f"{label}: ", f"{typed}, which can't be merged; convert it to BF16 or exclude it")
-            elif info.is_float != base.is_float and not too_narrow:
-                yield Problem(f"{label}: ", f"{typed}, the base {base.dtype}")
+        if info.is_unsupported_float:
+            yield label, f"{name!r} has type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+        elif info.is_float != base.is_float and not base.is_unsupported_float:
+            yield label, f"{name!r} has type {info.dtype}, the base {base.dtype}"
         if info.shape != base.shape:
-            yield Problem(f"{label}: ", f"{name!r} has shape {list(info.shape)}, the base {list(base.shape)}")
+            yield label, f"{name!r} has shape {list(info.shape)}, the base {list(base.shape)}"

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sequences import TINY, raw, sequence
 
 from tunable_magmax.merging import state_dicts
-from tunable_magmax.merging.kernels import SLOTS, Runs
-from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
-from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 
 pytest.importorskip("triton", reason="triton is for Linux")
 triton_ops = pytest.importorskip("tunable_magmax.merging.kernels.triton_ops")
@@ -38,7 +35,7 @@ CASES: list[dict[str, Any]] = [
 def test_same_bits_as_on_the_cpu(options: dict[str, Any], types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     models = sequence(5, TINY, types)
     kernels = triton_ops.TritonKernels(CPU)
-    kernels.chunk, kernels.span = 512, 1 << 10
+    kernels.chunk = 256
     wanted = state_dicts.merge_state_dicts(*models, **options)
     monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
     found = state_dicts.merge_state_dicts(*models, **options)
@@ -46,21 +43,25 @@ def test_same_bits_as_on_the_cpu(options: dict[str, Any], types: str, monkeypatc
     assert found.report == wanted.report
 
 
-def test_a_scan_that_finds_more_keys_than_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and slots come in any order; those of every backend are the same."""
-    monkeypatch.setattr(triton_ops, "ROOM", 8)
-    size = 5 * SLOTS
-    runs = Runs(np.array([0, 2 * SLOTS]), np.array([2 * SLOTS, size]), np.array([7, 1 << 40], np.uint64))
-    found = []
-    for kernels in (NumbaKernels(), TorchKernels(CPU), triton_ops.TritonKernels(CPU)):
-        planes = kernels.planes(3, size, None)
-        plane, free, won = (planes.part(row, 0, size) for row in range(3))
-        kernels.fill(plane, size)
-        kernels.fill(free, size - 3)
-        below, keys, slots = kernels.scan_keys(plane, free, won, runs, 2**63 + 5, 2**62, 2**64 - 1)
-        assert len(keys) == size - 3 - below > 8
-        found.append((below, kernels.count_common(won, plane), sorted(zip(keys.tolist(), slots.tolist(), strict=True))))
-    assert found[0] == found[1] == found[2]
+@pytest.mark.parametrize("narrow", [1e-3, 1e3], ids=["too narrow", "too wide"])
+@pytest.mark.parametrize("scope", ["model", "tensor"])
+def test_windows_of_any_width_find_the_same_keys(narrow: float, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a window has too few keys, or more than there is room for, the keys are scanned again."""
+    models = sequence(5, TINY, "f32")
+    wanted = state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope)
+    kernels = triton_ops.TritonKernels(CPU)
+    monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
+    monkeypatch.setattr(triton_ops, "windows", lambda n, c: _windows(n, c, narrow))
+    monkeypatch.setattr(triton_ops, "sqrt", lambda expected: -expected / 8)
+    assert raw(state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope).state_dict) == raw(
+        wanted.state_dict
+    )
+
+
+def _windows(n: int, candidates: int, width: float) -> Iterator[tuple[int, int]]:
+    while True:
+        yield max(0, int((n / candidates - width) * 2**64)), min(2**64 - 1, int((n / candidates + width) * 2**64))
+        width *= 16
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -69,7 +70,7 @@ def test_a_step_rounds_twice_and_says_whether_all_is_finite(scale: float, finite
     generator = torch.Generator().manual_seed(0)
     base, tau = (torch.randn(3000, generator=generator) * 10 for _ in range(2))
     out = torch.empty(3000)
-    assert triton_ops.TritonKernels(CPU).step(base, tau, scale, out) == finite
+    assert triton_ops.TritonKernels(CPU).step_all([base], [tau], scale, [out]) == [finite]
     assert torch.equal(out, base + tau * torch.tensor(scale))
 
 
@@ -79,20 +80,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from tunable_magmax.merging.kernels import triton_ops as ops
 
-number, table = "i64", "*i64"
-planes = {"planes": "*i8", "row_slots": number, "slot": number}
+number, table, bits = "i64", "*i64", "*i8"
 for real in ("*fp32", "*fp64"):
-    common = {"base": real, "addresses": table, "tasks": number, "size": number, "out": real}
-    for program, others in {
-        ops._survey: {**planes, "compared": table, "rows": table, "flags": "*i32"},
-        ops._count_common: {"plane": "*i8", "other": "*i8", "count": table},
-        ops._gather: {**planes, "rows": table, "counts": table},
-        ops._largest: {"counts": table},
-        ops._weighted_sum: {"factors": "*fp64"},
-        ops._step: {"tau": real, "scale": real, "flag": table},
-    }.items():
-        given = {**common, **others, "BLOCK": "constexpr"}
-        source = ASTSource(program, {name: given[name] for name in program.arg_names}, {"BLOCK": ops.BLOCK})
+    given = dict.fromkeys(["columns", "tensors", "tasks", "size", "row_slots", "room"], number)
+    given |= dict.fromkeys(["table", "addresses", "counts", "windows", "found"], table)
+    given |= dict.fromkeys(["planes", "plane", "other", "free", "won"], bits)
+    given |= dict.fromkeys(["base", "out", "like", "scale"], real)
+    given |= {"factors": "*fp64", "squares": "*fp64", "sums": "*fp64", "BLOCK": "constexpr"}
+    for program in (
+        ops._survey, ops._count_common, ops._scan_keys, ops._gather, ops._largest, ops._weighted_sum,
+        ops._squares, ops._step,
+    ):
+        types = {**given, "flags": "*i32" if program is ops._survey else table}
+        source = ASTSource(program, {name: types[name] for name in program.arg_names}, {"BLOCK": ops.BLOCK})
         code = compile(source, target=GPUTarget("cuda", 90, 32), options=ops.COMPILED).asm
         assert code["cubin"], program
         assert "fma." not in code["ptx"], program

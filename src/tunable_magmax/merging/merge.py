@@ -86,7 +86,7 @@ class Merge:
         self.notes = sources.notes
         self._spill = limits.spill if self.memory.spill else None
         self._buffers = Buffers(layout, kernels, self.memory.chunk)
-        self.walker = Walker(sources, self._buffers, self.memory)
+        self.walker = Walker(sources, self._buffers, self.memory, kernels)
         self._planes: Planes | None = None
         self._cached_delta: dict[int, Tensor] = {}
         self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
@@ -167,8 +167,9 @@ class Merge:
         if early:
             self.cache_delta([place for place in everything if place.size])
 
-        def work(bounds: TensorRange, chunk: Chunk) -> tuple[Any, Any]:
-            return self._survey_range(bounds, chunk), self._measure_range(bounds, chunk) if early else None
+        def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Any, Any]]:
+            measured = self._measure_batch(ranges, chunks) if early else [None] * len(ranges)
+            return list(zip(self._survey_batch(ranges, chunks), measured, strict=True))
 
         for bounds, ((moved, nonfinite, square), noted) in self._walk("survey", work, everything, self._all_tasks):
             k = bounds.place.tensor
@@ -219,19 +220,23 @@ class Merge:
 
     def _mark(self) -> None:
         """Marks candidates again, because other tasks are compared."""
-        deque(self._walk("survey", self._survey_range, self.places, self._all_tasks), maxlen=0)
+        deque(self._walk("survey", self._survey_batch, self.places, self._all_tasks), maxlen=0)
 
-    def _survey_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
-        compared, rows = self.method.compared_and_rows(self._known_as(bounds.place)[1])
-        changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
+    def _survey_batch(
+        self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]
+    ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
+        marks = [self.method.compared_and_rows(self._known_as(bounds.place)[1]) for bounds in ranges]
+        found = self.kernels.survey_all(chunks, marks, self._planes)
         if self._planes is not None:
-            self._planes.release(bounds.slots, *rows)
-        return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
+            for bounds, (_, rows) in zip(ranges, marks, strict=True):
+                self._planes.release(bounds.slots, *rows)
+        return found
 
     def _examine(self, suspect: NDArray[np.bool_], survey: Survey) -> None:
         """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
 
-        def work(bounds: TensorRange, chunk: Chunk) -> None:
+        def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[()]:
+            (bounds,), (chunk,) = ranges, chunks
             k = bounds.place.tensor
             for t, values in enumerate(chunk.tasks):
                 same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
@@ -240,11 +245,12 @@ class Merge:
                 survey.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
                 survey.nonfinite[k, t + 1] += int((~values.isfinite()).sum())
             survey.nonfinite[k, 0] += int((~chunk.base.isfinite()).sum())
+            return ()
 
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             survey.changed[k] = False
             for bounds in split_ranges([self._everything[k]], self.memory.chunk):
-                self.walker.begin(work, bounds, self._all_tasks(bounds))()
+                self.walker.begin(work, [bounds], self._all_tasks)()
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +292,7 @@ class Merge:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""
         places = [place for place in places if place.tensor not in self._measured]
         ranged = [place for place in places if not self._is_matrix(place)]
-        for bounds, (counts, square) in self._walk("measure", self._measure_range, ranged, self._tasks_read):
+        for bounds, (counts, square) in self._walk("measure", self._measure_batch, ranged, self._tasks_read):
             self._note(bounds, counts, square)
         for place in filter(self._is_matrix, places):
             self._merge_matrix(place)
@@ -298,17 +304,23 @@ class Merge:
         """The squared length of the merged vector, as far as it was measured."""
         return math.fsum(self.squares)
 
-    def _measure_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[Counts, float]:
-        tau, counts = self._combine(bounds, chunk)
-        return counts, self.kernels.square(tau)
+    def _measure_batch(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Counts, float]]:
+        taus, counts = self._combine(ranges, chunks)
+        return list(zip(counts, self.kernels.squares(taus), strict=True))
 
-    def _combine(self, bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts]:
-        delta = self._cached_delta.get(bounds.place.tensor)
-        if delta is not None:
-            tau = delta[bounds.start : bounds.stop]
-        else:
-            tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
-        return tau, self.method.combine(self.kernels, chunk, self._known_as(bounds.place)[0], self._planes, tau)
+    def _combine(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[list[Tensor], list[Counts]]:
+        taus = self._deltas(ranges) or self._scratch("tau", chunks)
+        tensors = [self._known_as(bounds.place)[0] for bounds in ranges]
+        return taus, self.method.combine_all(self.kernels, chunks, tensors, self._planes, taus)
+
+    def _deltas(self, ranges: Sequence[TensorRange]) -> list[Tensor]:
+        """Returns the room for the merged vector in some ranges, if it is kept: in all ranges of a walk, or in none."""
+        kept = self._cached_delta
+        return [kept[each.place.tensor][each.start : each.stop] for each in ranges if each.place.tensor in kept]
+
+    def _scratch(self, name: str, chunks: Sequence[Chunk]) -> list[Tensor]:
+        sizes = [chunk.base.numel() for chunk in chunks]
+        return list(torch.split(self._buffers.own(name, sum(sizes), chunks[0].base.dtype), sizes))
 
     @property
     def varies(self) -> bool:
@@ -365,8 +377,8 @@ class Merge:
         `steps`: of the values, what they are more than the base's.
         """
 
-        def work(bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts, float]:
-            return self._render_range(bounds, chunk, into(bounds), steps)
+        def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Tensor, Counts, float]]:
+            return self._render_batch(ranges, chunks, [into(bounds) for bounds in ranges], steps)
 
         def tasks(bounds: TensorRange) -> Collection[int]:
             return () if bounds.place.tensor in self._cached_delta else self._tasks_read(bounds)
@@ -396,28 +408,32 @@ class Merge:
                 finally:
                     del self._cached_delta[place.tensor]
 
-    def _render_range(
-        self, bounds: TensorRange, chunk: Chunk, out: Tensor, steps: bool
-    ) -> tuple[Tensor, Counts, float]:
-        base, counts, square = chunk.base, None, 0.0
-        delta = self._cached_delta.get(bounds.place.tensor)
-        if delta is not None:
-            tau = delta[bounds.start : bounds.stop]
-        else:
-            tau, counts = self._combine(bounds, chunk)
+    def _render_batch(
+        self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk], outs: list[Tensor], steps: bool
+    ) -> list[tuple[Tensor, Counts, float]]:
+        bases = [chunk.base for chunk in chunks]
+        counts: list[Counts] = [None] * len(ranges)
+        squares = [0.0] * len(ranges)
+        taus = self._deltas(ranges)
+        if not taus:
+            taus, counts = self._combine(ranges, chunks)
             if not self.options.matched:
-                square = self.kernels.square(tau)
-        direct = (out.dtype, out.device) == (base.dtype, base.device)
-        target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
-        finite = self.kernels.step(torch.zeros_like(base) if steps else base, tau, self.scale, target)
-        if not direct:
-            out.copy_(before_cast(target, out.dtype))
-            # Rounding keeps order: all values fit if the smallest and the largest do.
-            ends = torch.stack(target.aminmax())
-            finite = finite and bool(before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
-        if not finite:
-            raise does_not_fit(self.layout.mergeable[bounds.place.tensor].name, "merged", out.dtype)
-        return out, counts, square
+                squares = self.kernels.squares(taus)
+        direct = all(
+            (out.dtype, out.device) == (base.dtype, base.device) for out, base in zip(outs, bases, strict=True)
+        )
+        targets = outs if direct else self._scratch("out", chunks)
+        starts = [torch.zeros_like(base) for base in bases] if steps else bases
+        finite = self.kernels.step_all(starts, taus, self.scale, targets)
+        for k, (bounds, out, target) in enumerate(zip(ranges, outs, targets, strict=True)):
+            if not direct:
+                out.copy_(before_cast(target, out.dtype))
+                # Rounding keeps order: all values fit if the smallest and the largest do.
+                ends = torch.stack(target.aminmax())
+                finite[k] = finite[k] and bool(before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
+            if not finite[k]:
+                raise does_not_fit(self.layout.mergeable[bounds.place.tensor].name, "merged", out.dtype)
+        return list(zip(outs, counts, squares, strict=True))
 
     def values(self) -> dict[str, Tensor]:
         """Returns the merged tensors by name. Call it once: vectors that were kept become the output."""

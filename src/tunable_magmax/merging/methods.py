@@ -103,6 +103,20 @@ class Method:
         """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
         return kernels.apply(chunk, self.vector, out)
 
+    def combine_all(
+        self,
+        kernels: Kernels,
+        chunks: Sequence[Chunk],
+        tensors: Sequence[int],
+        planes: Planes | None,
+        outs: Sequence[Tensor],
+    ) -> list[Counts]:
+        """Combines chunks, each of its own tensor: for methods whose operation takes them together."""
+        return [
+            self.combine(kernels, chunk, tensor, planes, out)
+            for chunk, tensor, out in zip(chunks, tensors, outs, strict=True)
+        ]
+
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
         raise InputError(f"the method {type(self).__name__} has neither `vector` nor `combine`: give it one of them")
@@ -188,9 +202,16 @@ class TunableMagmax(Method):
         self._owned = {place.tensor: own.rows for group, own in zip(groups, owners, strict=True) for place in group}
         self.leftovers = sum(own.leftovers for own in owners)
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine_all(
+        self,
+        kernels: Kernels,
+        chunks: Sequence[Chunk],
+        tensors: Sequence[int],
+        planes: Planes | None,
+        outs: Sequence[Tensor],
+    ) -> list[Counts]:
         assert planes is not None
-        return kernels.gather(chunk, self._owned[tensor], planes, out)
+        return kernels.gather_all(chunks, [self._owned[tensor] for tensor in tensors], planes, outs)
 
 
 def _groups(places: Sequence[TensorPlace], scope: str | None) -> list[list[TensorPlace]]:

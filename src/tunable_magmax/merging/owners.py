@@ -417,6 +417,10 @@ class Part:
 
     def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Owners]:
         """Assigns the elements of groups of tensors that are here entirely."""
+        at_once = getattr(self._kernels, "assign", None)
+        if at_once is not None:  # a device takes all groups together
+            groups = [[self._places[k] for k in tensors] for tensors, _ in quotas]
+            return list(at_once(self._planes, groups, [budget for _, budget in quotas], rows, seed))
         # Many groups share the threads; a single one uses them all.
         inside, outside = (self._each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._each)
 
@@ -455,7 +459,7 @@ class Part:
             with alone:
                 counts[group] += found
 
-        deque(self._walk(work, self._here(groups), lambda bounds: tasks), maxlen=0)
+        deque(self._walk(_one_after_the_other(work), self._here(groups), lambda bounds: tasks), maxlen=0)
         return counts
 
     def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
@@ -475,13 +479,17 @@ class Part:
 
         asked = [groups[g] if own else () for g, own in of_group.items()]
         tasks = lambda bounds: [scans[n].task for n in numbers(bounds)]  # noqa: E731
-        for bounds, found in self._walk(work, self._here(asked), tasks):
+        for bounds, found in self._walk(_one_after_the_other(work), self._here(asked), tasks):
             for n, answer in zip(numbers(bounds), found, strict=True):
                 answers[n].append(answer)
         return [added(found) for found in answers]
 
     def _here(self, groups: Groups) -> list[TensorPlace]:
         return [self._places[k] for group in groups for k in group if k in self._places]
+
+
+def _one_after_the_other(work: Callable[[TensorRange, Chunk], Any]) -> Callable[..., list[Any]]:
+    return lambda ranges, chunks: [work(bounds, chunk) for bounds, chunk in zip(ranges, chunks, strict=True)]
 
 
 def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:

@@ -186,9 +186,12 @@ class MemorySource:
         self._tensors = tensors
 
     def read(self, name: str, start: int, stop: int, scratch: Tensor) -> Tensor:
-        values = self._tensors[name][start:stop]
-        same = (values.dtype, values.device) == (scratch.dtype, scratch.device)
-        return values if same else scratch.copy_(values)
+        values = self._tensors[name]
+        if stop - start != values.numel():
+            values = values[start:stop]
+        if values.dtype == scratch.dtype and values.device == scratch.device:
+            return values
+        return scratch.copy_(values) if scratch.numel() else values.to(scratch)
 
 
 def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:

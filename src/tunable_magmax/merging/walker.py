@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,10 @@ class Source(Protocol):
     """The values of a checkpoint: in memory, in files, on another machine, or computed from another source's."""
 
     def read(self, name: str, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Returns values start:stop of a flattened tensor in the type of `scratch`: a view, or written to `scratch`."""
+        """Returns values start:stop of a flattened tensor in the type of `scratch`: a view, or written to `scratch`.
+
+        What is in memory may be asked for with a `scratch` of no length: it is a view, or new.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +114,17 @@ class Buffers:
         self._widest = torch.float64 if wide else torch.float32
         self._local = threading.local()
 
-    def own(self, name: Any, size: int, dtype: torch.dtype) -> Tensor:
-        """Returns the buffer of this name in this thread."""
+    def own(self, name: Any, size: int, dtype: torch.dtype, first: int = 0) -> Tensor:
+        """Returns so many elements of the buffer of this name in this thread, from the first on."""
         held = self._local.__dict__
         buffer = held.get(name)
         if buffer is None:
             buffer = held[name] = self._kernels.empty(self._chunk, self._widest)
-        return buffer.view(dtype)[:size]
+        return buffer.view(dtype)[first : first + size]
 
 
-Work = Callable[[TensorRange, Chunk], Any]
+Work = Callable[[Sequence[TensorRange], Sequence[Chunk]], Sequence[Any]]
+"""Works on a batch: returns a result for each range. A CPU's batch is one range."""
 TasksRead = Callable[[TensorRange], Collection[int]]
 """Which tasks' values (from 0) a range needs; the others are not read."""
 
@@ -127,10 +132,13 @@ TasksRead = Callable[[TensorRange], Collection[int]]
 class Walker:
     """Threads that read chunks, as many as the plan's pool has, of which its `threads` may work at a time.
 
-    A chunk is in memory of the thread that has read it, until it reads the next.
+    A batch of chunks is in memory of the thread that has read it, until it reads the next.
     """
 
-    def __init__(self, sources: Sources, buffers: Buffers, plan: MemoryPlan) -> None:
+    def __init__(self, sources: Sources, buffers: Buffers, plan: MemoryPlan, kernels: Kernels) -> None:
+        self._together = not kernels.threads
+        kinds = (torch.float32, torch.float64) if self._together and sources.in_memory else ()
+        self._like = {kind: kernels.empty(0, kind) for kind in kinds}
         self._mergeable, self._sources, self._buffers = sources.layout.mergeable, sources.sources, buffers
         self._ahead, self._chunk_size = plan.ahead, plan.chunk
         self._pool = ThreadPoolExecutor(plan.pool) if plan.pool > 1 else None
@@ -154,22 +162,35 @@ class Walker:
 
     def walk(self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead."""
-        todo = split_ranges(places, self._chunk_size)
-        ahead: deque[Callable[[], Any]] = deque()
-        for k, bounds in enumerate(todo):
+        todo = self._batches(split_ranges(places, self._chunk_size))
+        ahead: deque[Callable[[], Sequence[Any]]] = deque()
+        for k, batch in enumerate(todo):
             while len(ahead) < self._ahead and k + len(ahead) < len(todo):
-                begun = todo[k + len(ahead)]
-                ahead.append(self.begin(work, begun, tasks(begun)))
-            yield bounds, ahead.popleft()()
+                ahead.append(self.begin(work, todo[k + len(ahead)], tasks))
+            yield from zip(batch, ahead.popleft()(), strict=True)
 
-    def begin(self, work: Work, bounds: TensorRange, tasks: Collection[int]) -> Callable[[], Any]:
-        """Starts to read a range and to work on it; returns a function that waits for the result."""
+    def _batches(self, ranges: Sequence[TensorRange]) -> list[list[TensorRange]]:
+        """Divides ranges into batches of one type, each of a chunk's elements at most."""
+        batches: list[list[TensorRange]] = []
+        room, kind = 0, ""
+        for bounds in ranges:
+            size, working = bounds.stop - bounds.start, self._mergeable[bounds.place.tensor].working
+            if not self._together or size > room or working != kind:
+                batches.append([])
+                room, kind = self._chunk_size, working
+            batches[-1].append(bounds)
+            room -= size
+        return batches
 
-        def read_and_work() -> Any:
+    def begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead) -> Callable[[], Sequence[Any]]:
+        """Starts to read a batch and to work on it; returns a function that waits for the results."""
+
+        def read_and_work() -> Sequence[Any]:
             with torch.no_grad():  # which holds for a thread
-                chunk = self._chunk(bounds, tasks)
+                ends = accumulate(bounds.stop - bounds.start for bounds in batch)
+                chunks = [self._chunk(each, tasks(each), end) for each, end in zip(batch, ends, strict=True)]
                 with self._turn:  # whoever waits here, or for a disk, has let another one work
-                    return work(bounds, chunk)
+                    return work(batch, chunks)
 
         return self._pool.submit(read_and_work).result if self._pool is not None else read_and_work
 
@@ -178,15 +199,17 @@ class Walker:
         name = self._mergeable[place.tensor].infos[source].name
         return self._sources[source].read(name, 0, place.size, scratch)
 
-    def _chunk(self, bounds: TensorRange, wanted: Collection[int]) -> Chunk:
-        base = self._read(0, bounds)
+    def _chunk(self, bounds: TensorRange, wanted: Collection[int], end: int) -> Chunk:
+        """Reads a range to its place in the buffers, which ends at `end`."""
+        base = self._read(0, bounds, end)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
-        tasks = [self._read(t, bounds) if t - 1 in wanted else base for t in range(1, len(self._sources))]
+        tasks = [self._read(t, bounds, end) if t - 1 in wanted else base for t in range(1, len(self._sources))]
         return Chunk(base, tasks, bounds.slots[0], bounds.place.element + bounds.start)
 
-    def _read(self, source: int, bounds: TensorRange) -> Tensor:
-        tensor = self._mergeable[bounds.place.tensor]
-        scratch = self._buffers.own(source, bounds.stop - bounds.start, working_dtype(tensor))
+    def _read(self, source: int, bounds: TensorRange, end: int) -> Tensor:
+        tensor, size = self._mergeable[bounds.place.tensor], bounds.stop - bounds.start
+        dtype = working_dtype(tensor)
+        scratch = self._like[dtype] if self._like else self._buffers.own(source, size, dtype, end - size)
         return self._sources[source].read(tensor.infos[source].name, bounds.start, bounds.stop, scratch)
 
 
@@ -281,7 +304,9 @@ def _plan_for(
     ahead = AHEAD * threads
     pool = ahead if borrows else threads
     if memory is None:
-        return MemoryPlan(threads, kernels.chunk, 0, planes, 0, delta, ahead, pool)
+        # A GPU waits for the host after each batch; batches of what is in its memory already can be larger.
+        chunk = kernels.chunk if borrows or kernels.threads else 2 * kernels.chunk
+        return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
 
     counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
     matrix_bytes, about_matrices = _largest_matrix(layout, options)

@@ -161,7 +161,8 @@ class Cut:
 
 
 class Kernels(Protocol):
-    """What a backend must be able to do. Each operation works on one chunk or one slice of planes.
+    """What a backend must be able to do. Each operation works on one chunk or one slice of planes, or on one after the
+    other: a GPU takes a whole batch of chunks, of one type, at once.
 
     Values have the working type, float32 or float64. Every operation rounds as docs/method.md says: no fused
     multiply-add, no reordering but in `square` and `squared_distance`. No method changes its inputs.
@@ -195,6 +196,15 @@ class Kernels(Protocol):
         Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
         is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1.
         """
+
+    def survey_all(
+        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+    ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
+        """Surveys chunks; of each, returns the squared length of the last task's vector, too."""
+        return [
+            (*self.survey(chunk, *mark, planes), self.squared_distance(chunk.tasks[-1], chunk.base))
+            for chunk, mark in zip(chunks, marks, strict=True)
+        ]
 
     # -- planes, and the threshold search over keys -------------------------------------------------------------------
 
@@ -247,6 +257,10 @@ class Kernels(Protocol):
     def squared_distance(self, values: Tensor, base: Tensor) -> float:
         """Returns the squared length of values - base."""
 
+    def squares(self, vectors: Sequence[Tensor]) -> list[float]:
+        """Returns the squared length of each vector."""
+        return [self.square(vector) for vector in vectors]
+
     # -- merged vectors -----------------------------------------------------------------------------------------------
 
     def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
@@ -254,6 +268,12 @@ class Kernels(Protocol):
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
         """Writes each element's difference from the base in the task whose row holds it (-1: no row)."""
+
+    def gather_all(
+        self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
+    ) -> list[Counts]:
+        """Gathers chunks, of which each has its own rows."""
+        return [self.gather(chunk, own, planes, out) for chunk, own, out in zip(chunks, rows, outs, strict=True)]
 
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         """Writes the difference of largest magnitude, the later task's if two are equal."""
@@ -286,3 +306,9 @@ class Kernels(Protocol):
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         """Writes base + scale * tau; returns whether every result is finite."""
+
+    def step_all(
+        self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]
+    ) -> list[bool]:
+        """Makes the step of each base."""
+        return [self.step(base, tau, scale, out) for base, tau, out in zip(bases, taus, outs, strict=True)]

@@ -17,6 +17,7 @@ from tunable_magmax.merging.kernels import (
     Counts,
     Cut,
     Formula,
+    Kernels,
     Keys,
     MappedRows,
     Planes,
@@ -64,7 +65,7 @@ def _words(planes: Planes | None) -> Words:
     return planes.words
 
 
-class NumbaKernels:
+class NumbaKernels(Kernels):
     """`Kernels` for the CPU."""
 
     chunk = 1 << 19

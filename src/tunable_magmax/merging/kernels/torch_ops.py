@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Formula, Keys, MappedRows, Planes, Runs
+from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Formula, Kernels, Keys, MappedRows, Planes, Runs
 
-_TOP_BIT = -(1 << 63)
+TOP_BIT = -(1 << 63)
 
 
 def signed(value: int) -> int:
@@ -30,15 +30,15 @@ def _tickets(lottery_state: int, elements: Tensor) -> Tensor:
     x = (elements + 1) * signed(GOLDEN) + signed(lottery_state)
     x = (x ^ _shifted(x, 30)) * signed(MIX_A)
     x = (x ^ _shifted(x, 27)) * signed(MIX_B)
-    return (x ^ _shifted(x, 31)) ^ _TOP_BIT
+    return (x ^ _shifted(x, 31)) ^ TOP_BIT
 
 
 def _flipped(value: int) -> int:
-    return signed(value) ^ _TOP_BIT
+    return signed(value) ^ TOP_BIT
 
 
 def _keys(flipped: Tensor) -> Keys:
-    return (flipped ^ _TOP_BIT).cpu().numpy().view(np.uint64)
+    return (flipped ^ TOP_BIT).cpu().numpy().view(np.uint64)
 
 
 class TensorPlanes(Planes):
@@ -66,7 +66,7 @@ class MappedTensorPlanes(TensorPlanes):
         self._file.close()
 
 
-class TorchKernels:
+class TorchKernels(Kernels):
     """`Kernels` for the device where the tensors are."""
 
     threads = False

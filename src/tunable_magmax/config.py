@@ -108,16 +108,10 @@ def gather(kind: type[Described], data: Any, problems: list[str], inside: str = 
     try:
         return adapter.validate_json(content)
     except ValidationError as error:
-        errors = [one for one in error.errors(include_url=False) if not _long_enough(one)]
+        errors = error.errors(include_url=False)
     schema, data = adapter.json_schema(), json.loads(content)
     problems += dict.fromkeys(_problem(error, schema, data, inside) for error in errors)
     return None
-
-
-def _long_enough(error: Mapping[str, Any]) -> bool:
-    """Whether a list is called too short only because its items, which are told of themselves, are wrong."""
-    value = error.get("input")
-    return error["type"] == "too_short" and isinstance(value, list) and len(value) >= error["ctx"]["min_length"]
 
 
 def refuse(problems: Sequence[str], where: str) -> None:

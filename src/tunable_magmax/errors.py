@@ -34,11 +34,11 @@ class InputError(TmxError, ValueError):
 
 
 class StorageError(TmxError, OSError):
-    """Reading or writing failed half-way (disk full, unreadable file). Unfinished work is kept for resuming."""
+    """Reading or writing failed half-way (disk full, unreadable file). The same command can be run again."""
 
 
 class ClusterError(TmxError, RuntimeError):
-    """Machines of a cluster failed, or it has no room. Unfinished work is kept for resuming."""
+    """Machines of a cluster failed, or it has no room. The same command can be run again."""
 
 
 class ExactnessError(TmxError, AssertionError):

@@ -10,24 +10,21 @@ import torch
 from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.checkpoints.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.adapter import Adapter
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.checkpoints.tensors import Signature
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
+from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.layout import build_layout
+from tunable_magmax.merging.methods import read_options
 
 BASE = {"m.q.weight": (6, 4), "m.q.bias": (6,), "m.k.weight": (4, 4), "m.norm.bias": (4,), "head.weight": (3, 4)}
 
 
-def opened(folder: Path, shapes: dict[str, tuple[int, ...]] = BASE, adapter: Path | None = None) -> Adapter:
-    """The adapter in folder/adapter on a base with these shapes; closed again, since headers are all that is asked."""
-    base = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    save_file(base, folder / "base.safetensors")
-    with open_checkpoint(folder / "base.safetensors") as checkpoint:
-        task = open_task(adapter or folder / "adapter", checkpoint)
-        task.close()
-    assert isinstance(task, Adapter)
-    return task
+def opened(folder: Path, shapes: dict[str, tuple[int, ...]] = BASE, dtype: str = "F32") -> Adapter:
+    """The adapter in folder/adapter on a base with these shapes; headers are all that is asked."""
+    base = {name: TensorInfo(name, dtype, shape) for name, shape in shapes.items()}
+    return Adapter(folder / "adapter", Signature(dict(sorted(base.items())), {}))
 
 
 def configured(folder: Path, **config: object) -> Path:
@@ -112,16 +109,12 @@ def test_what_the_base_lacks_is_named(tmp_path) -> None:
 
 
 def test_tied_tensors_are_one(tmp_path) -> None:
-    tied = torch.zeros(6, 4)
-    torch.save({"embed.weight": tied, "out.weight": tied}, tmp_path / "base.pt")
+    base = Signature({"embed.weight": TensorInfo("embed.weight", "F32", (6, 4))}, {"out.weight": "embed.weight"})
     one = save_adapter(tmp_path / "one", {"out": factors(6, 4, 2, 0)})
     two = save_adapter(tmp_path / "two", {name: factors(6, 4, 2, 0) for name in ("embed", "out")})
-    with open_checkpoint(tmp_path / "base.pt") as base:
-        with open_task(one, base) as task:
-            assert isinstance(task, Adapter)
-            assert (list(task.parts), dict(task.aliases)) == (["embed.weight"], {"out.weight": "embed.weight"})
-        with pytest.raises(InputError, match=r"'embed' and 'out' are one tensor in the base, 'embed\.weight'"):
-            open_task(two, base)
+    assert (list(Adapter(one, base).parts), dict(Adapter(one, base).aliases)) == (["embed.weight"], base.aliases)
+    with pytest.raises(InputError, match=r"'embed' and 'out' are one tensor in the base, 'embed\.weight'"):
+        Adapter(two, base)
 
 
 # -- which way round --------------------------------------------------------------------------------------------------
@@ -259,25 +252,22 @@ def test_factors_that_do_not_fit(tmp_path, a, b, value) -> None:
 
 
 def test_a_quantised_base(tmp_path) -> None:
-    save_file({"q.weight": torch.zeros(6, 4, dtype=torch.int8)}, tmp_path / "base.safetensors")
-    adapter = save_adapter(tmp_path / "adapter", {"q": factors(6, 4, 2, 0)})
-    with (
-        open_checkpoint(tmp_path / "base.safetensors") as base,
-        pytest.raises(InputError, match=r"'q\.weight'.*quantised"),
-    ):
-        open_task(adapter, base)
+    configured(tmp_path)
+    with pytest.raises(InputError, match=r"'m\.q\.weight'.*quantised"):
+        opened(tmp_path, dtype="I8")
 
 
 def test_what_is_missing_or_too_much_in_the_directory(tmp_path) -> None:
     configured(tmp_path)
     folder = tmp_path / "adapter"
+    save_file({"m.q.weight": torch.zeros(6, 4)}, tmp_path / "base.safetensors")
     with pytest.raises(InputError, match=r"adapter_model\.safetensors"):
-        opened(tmp_path, adapter=folder / "adapter_model.safetensors")
+        Inputs(tmp_path / "base.safetensors", [folder / "adapter_model.safetensors"], read_options(1))
     with pytest.raises(InputError, match="is an adapter"):
         open_checkpoint(folder)
     save_file({"m.q.weight": torch.zeros(6, 4)}, folder / "model.safetensors")
     with pytest.raises(InputError, match="a whole model and an adapter"):
-        opened(tmp_path)
+        Inputs(tmp_path / "base.safetensors", [folder], read_options(1))
     (folder / "model.safetensors").unlink()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / name).rename(tmp_path / "aside")

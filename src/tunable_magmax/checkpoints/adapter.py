@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened, PositionedFile
-from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
+from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_file
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, find_renaming
 from tunable_magmax.errors import InputError, shortened, some_of
 from tunable_magmax.files import read_json
@@ -167,6 +167,16 @@ class Adapter(Opened):
     """A LoRA adapter on a base: theta = base + scaling * B @ A on the tensors in `parts`, the base's values elsewhere.
 
     `tensors` has all of the base's names. A product does not widen a tensor's type, unless a factor is float64.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 6),
+    ...            "base_model.model.q.lora_B.weight": torch.ones(4, 2)}, folder / "adapter_model.safetensors")
+    >>> _ = (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    >>> adapter = Adapter(folder, Signature({"q.weight": TensorInfo("q.weight", "BF16", (4, 6))}, {}))
+    >>> adapter.tensors["q.weight"], adapter.parts["q.weight"].product.scaling
+    (TensorInfo(name='q.weight', dtype='BF16', shape=(4, 6)), 2.0)
     """
 
     def __init__(self, path: Path, base: Signature) -> None:
@@ -284,30 +294,6 @@ class Adapter(Opened):
 
     def close(self) -> None:
         self.stored.close()
-
-
-def open_task(path: str | Path, base: Opened) -> Opened:
-    """Opens what a task may be: a checkpoint, or a directory with a LoRA adapter on the base.
-
-    >>> import tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> save_file({"q.weight": torch.zeros(4, 6)}, folder / "base.safetensors")
-    >>> save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 6),
-    ...            "base_model.model.q.lora_B.weight": torch.ones(4, 2)}, folder / "adapter_model.safetensors")
-    >>> _ = (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
-    >>> with open_checkpoint(folder / "base.safetensors") as base, open_task(folder, base) as task:
-    ...     task.tensors["q.weight"], task.parts["q.weight"].product.scaling
-    (TensorInfo(name='q.weight', dtype='F32', shape=(4, 6)), 2.0)
-    """
-    path = Path(path)
-    if path.name in ADAPTER_WEIGHTS and path.is_file():
-        raise InputError(f"{path} holds the weights of an adapter alone: give its directory, {path.parent}")
-    if holds_adapter(path):
-        return Adapter(path, Signature(base.tensors, base.aliases))
-    if both := next((name for name in ADAPTER_WEIGHTS if (path / name).exists()), None):
-        raise InputError(f"{path} holds a whole model and an adapter ({both}): put one of them in another directory")
-    return open_checkpoint(path)
 
 
 def open_stored(path: Path) -> Checkpoint:

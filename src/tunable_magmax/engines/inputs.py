@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import companion_notes
 from tunable_magmax.checkpoints.heads import Heads, match_heads
 from tunable_magmax.checkpoints.hub import located, pinned
-from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
+from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
@@ -68,21 +67,18 @@ class Inputs:
         """Opens all checkpoints; if some can't be opened, one error names them all."""
         opened: list[Opened] = []
         problems: list[str] = []
-        base: Checkpoint | None = None
         for k, path in enumerate(list(self.paths)):
             try:
                 self.paths[k] = path = located(path)
-                if k == 0:
-                    base = _open_base(path)
-                    opened.append(base)
-                elif not _concerns_adapter(path):
+                is_adapter = _is_adapter(path)
+                if k == 0 or not is_adapter:  # a base that is an adapter is refused
                     opened.append(open_checkpoint(path))
-                elif base is not None:  # else nothing can be said of it
-                    from tunable_magmax.checkpoints.adapter import Adapter, open_task
+                elif opened and opened[0].path == self.paths[0]:  # else nothing can be said of it
+                    from tunable_magmax.checkpoints.adapter import Adapter
 
-                    opened.append(task := open_task(path, base))
-                    assert isinstance(task, Adapter)
-                    self.adapters[k] = task
+                    base = Signature(opened[0].tensors, opened[0].aliases)
+                    self.adapters[k] = Adapter(path, base)
+                    opened.append(self.adapters[k])
             except InputError as error:
                 problems.append(f"{self.labels[k]}: {error}")
         if problems:
@@ -149,12 +145,9 @@ class Inputs:
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             if checkpoint.in_memory:
-                path, size = checkpoint.path, show_size(checkpoint.in_memory)
-                new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
-                convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is a torch file in the old format (no zip archive) or with transposed tensors, so it is "
-                    f"loaded whole: {size} beyond the bound on memory; to have it streamed, convert it first: {convert}"
+                    f"{label} is a torch file of an old format or with transposed tensors, and so loaded whole: "
+                    f"{show_size(checkpoint.in_memory)} beyond the bound on memory; `tmx convert` mends that"
                 )
 
     def refuse_changed(self) -> None:
@@ -169,19 +162,15 @@ class Inputs:
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
 
 
-def _concerns_adapter(path: Path) -> bool:
-    """Whether a task is an adapter, or looks like one and is none."""
-    return holds_adapter(path) or any(path.name == name or (path / name).exists() for name in ADAPTER_WEIGHTS)
-
-
-def _open_base(path: Path) -> Checkpoint:
-    adapter = path.parent if path.name in ADAPTER_WEIGHTS and path.is_file() else path
-    if holds_adapter(adapter):
-        raise InputError(
-            f"{path} is an adapter, which is no base: give the model that it was trained on. To start from what the "
-            f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
-        )
-    return open_checkpoint(path)
+def _is_adapter(path: Path) -> bool:
+    """Whether this is an adapter; one beside a whole model, or without its directory, is an `InputError`."""
+    if path.name in ADAPTER_WEIGHTS and path.is_file():
+        raise InputError(f"{path} holds the weights of an adapter alone: give its directory, {path.parent}, as a task")
+    if holds_adapter(path):
+        return True
+    if both := next((name for name in ADAPTER_WEIGHTS if (path / name).exists()), None):
+        raise InputError(f"{path} holds a whole model and an adapter ({both}): put one of them in another directory")
+    return False
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from importlib.metadata import entry_points
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,9 +19,6 @@ from tunable_magmax.merging.budget import in_order, split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements, PlaneRows
-
-ENTRY_POINTS = "tunable_magmax.methods"
-"""The group of entry points by which installed packages add methods."""
 
 
 class Method:
@@ -388,7 +384,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def method_named(name: Any, others: Sequence[str] = ()) -> str:
-    """Returns the name that `method_class` knows a method by: given as that name, as an entry point's, or as a class.
+    """Returns the name that `method_class` knows a method by: given as that name, or as a class.
 
     A file is never run here, for a name may come from a configuration that somebody else has written: `load_method`
     does that, and only where a user names the file. `others`: what else might have been meant by an unknown name.
@@ -399,17 +395,10 @@ def method_named(name: Any, others: Sequence[str] = ()) -> str:
         return own
     if isinstance(name, str) and (name in METHODS or name in _ADDED):
         return name
-    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if not isinstance(name, str) or name not in points:
-        known = [*others, *METHODS, *points]
-        in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
-        hint = in_file if _names_file(name) else closest(str(name), known)
-        raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
-    try:
-        _ADDED[name] = _checked(points[name].load(), f"the entry point {name!r} ({points[name].value})")
-    except Exception as error:
-        raise InputError(f"method {name!r}, the entry point {points[name].value}: {_said(error)}") from error
-    return name
+    known = [*others, *METHODS]
+    in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
+    hint = in_file if _names_file(name) else closest(str(name), known)
+    raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
 
 
 def files_of_method(name: str) -> list[Path]:
@@ -451,7 +440,7 @@ def load_method(name: str, others: Sequence[str] = ()) -> str:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"method {name!r}: {file} can't be run: {_said(error)}") from error
+        raise InputError(f"method {name!r}: {file} can't be run: {type(error).__name__}: {error}") from error
     found = getattr(module, own, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
@@ -470,10 +459,6 @@ def _checked(found: Any, name: str) -> type[Method]:
     if found.merges_matrices and found.matrix is Method.matrix:
         raise InputError(f"{name} merges matrices and has no `matrix`: write it")
     return found
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def read_options(tasks: int, names: Sequence[str] | None = None, **given: Any) -> Options:

@@ -79,7 +79,7 @@ class Options(WeightedOptions):
 
         readers: dict[str, Callable[[Any], Any]] = {
             "scale": _read_scale,
-            "seed": _read_seed,
+            "seed": lambda seed: _read_whole(seed, "seed", 0),
             "weights": lambda weights: read_weights(weights, tasks),
             "budget": lambda budget: read_budget(budget, tasks),
             "scope": lambda scope: one_of(scope, "scope", ("model", "tensor")),
@@ -90,7 +90,7 @@ class Options(WeightedOptions):
             "include": lambda patterns: _read_patterns(patterns, "include"),
             "exclude": lambda patterns: _read_patterns(patterns, "exclude"),
             "fitted_head": _read_fitted,
-            "adapter": _read_rank,
+            "adapter": lambda rank: _read_whole(rank, "adapter", 1),
         }
         options = USUAL | {name: value for name, value in given.items() if value is not None}
         read = {name: readers[name](value) if name in readers else value for name, value in options.items()}
@@ -170,10 +170,10 @@ def _read_fitted(fitted: Any) -> Any:
     raise InputError(f"fitted_head is {fitted!r}, expected tensors: a report or configuration has their digest alone")
 
 
-def _read_rank(rank: Any) -> int:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"adapter is {rank!r}, expected the rank of an adapter, a whole number of at least 1")
-    return rank
+def _read_whole(value: Any, option: str, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= int(value) < 2**64:
+        raise InputError(f"{option} is {value!r}, expected a whole number from {least} to 2**64 - 1")
+    return int(value)
 
 
 def _read_scale(scale: Any) -> float | str:
@@ -212,19 +212,9 @@ def _read_normalize(normalize: Any) -> str:
     return one_of(normalize, "normalize", ("count", "weights", "none"))
 
 
-def _read_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= int(seed) < 2**64:
-        raise InputError(f"seed is {seed!r}, expected a whole number from 0 to 2**64 - 1")
-    return int(seed)
-
-
 def _read_dtype(dtype: Any) -> str:
     codes = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
-    name = str(dtype).removeprefix("torch.").lower()
-    if name not in codes:
-        known = list(FLOATS.values())
-        raise InputError(f"unknown out_dtype {dtype!r}{closest(name, known)}; known: {', '.join(known)}")
-    return codes[name]
+    return codes[one_of(str(dtype).removeprefix("torch.").lower(), "out_dtype", list(codes))]
 
 
 def _read_patterns(patterns: Any, option: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunable_magmax.checkpoints.checkpoint import read_tensor
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
-from tunable_magmax.checkpoints.tensors import dtype_code, torch_dtype
+from tunable_magmax.checkpoints.tensors import Signature, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,10 +61,9 @@ def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mappi
             )
         state = {name: read_tensor(opened, name) for name in opened.tensors}
         if adapted:
-            from tunable_magmax.checkpoints.adapter import Adapter, open_task
+            from tunable_magmax.checkpoints.adapter import Adapter
 
-            with open_task(path, opened) as adapter:
-                assert isinstance(adapter, Adapter)
+            with Adapter(path, Signature(opened.tensors, opened.aliases)) as adapter:
                 state |= adapted_tensors(adapter, state)
         return state, opened.aliases
 

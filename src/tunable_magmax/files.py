@@ -83,7 +83,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """Makes a folder whose files `fill` writes, so that it appears complete or not at all."""
+    """Makes a folder whose files `fill` writes, so that it appears complete or not at all; one of its name goes."""
     scratch = path.with_name(f".{path.name}.saving")
     try:
         shutil.rmtree(scratch, ignore_errors=True)  # of a save that was killed
@@ -93,6 +93,8 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
             if file.is_file():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
+        if path.exists():
+            shutil.rmtree(path)
         scratch.rename(path)
         sync_directory(path.parent)
     except OSError as error:

@@ -156,7 +156,7 @@ def _profile(folder: Path) -> None:
 def _run(folder: Path) -> None:
     with suppress(TmxError):
         run = Run.open(folder)
-        assert len(run.labels) == len(run.tasks)
+        assert len(run.names) == len(run.tasks)
         with suppress(TmxError):
             _ = run.profiles
         _ = run.head, run.record.benchmark, run.checkpoints

@@ -27,7 +27,8 @@ def write(folder, record):
 
 def profile(task, classes):
     counts = tuple(3 for _ in classes)
-    return Profile(task, tuple(classes), counts, 3 * len(classes), np.ones((2, 4), np.float32), "sha256:x")
+    rows = np.ones((2, 4), np.float32)
+    return Profile(task, tuple(classes), counts, 6, rows, "sha256:x", "sha256:b", rows, np.array([0, 1]))
 
 
 def test_the_least_that_a_run_says(tmp_path):
@@ -37,23 +38,18 @@ def test_the_least_that_a_run_says(tmp_path):
     assert run.base == tmp_path / "base"
     assert run.tasks == (tmp_path / "task-1", Path("/elsewhere/task-2"))
     assert run.checkpoints == {"cats": run.tasks[0], "dogs": run.tasks[1]}
-    assert run.names == run.labels == ("cats", "dogs")
+    assert run.names == ("cats", "dogs")
     assert run.profiles == (None, None)
     assert run.classes == {}
     assert run.head is run.record.benchmark is None
 
 
-def test_tasks_need_no_names(tmp_path):
-    run = Run.open(write(tmp_path, {**PLAIN, "tasks": [{"checkpoint": "a"}, {"name": "dogs", "checkpoint": "b"}]}))
-    assert (run.names, run.labels) == (None, ("task 1", "task 2"))
-
-
-def test_profiles_are_registered_and_other_keys_kept(tmp_path):
+def test_profiles_and_a_head_are_registered(tmp_path):
     head = tmp_path / "head.safetensors"
     head.write_bytes(b"a head")
     folder = tmp_path / "run"
     folder.mkdir()
-    run = Run.open(write(folder, {**PLAIN, "more": "is kept"}))
+    run = Run.open(write(folder, PLAIN))
     assert run.profile_path("birds") == folder / "profiles" / "birds.safetensors"
     names = ["birds & bees", "birds___bees", "\u65e5\u672c", "\u4e2d\u56fd", "x" * 300, "x" * 301, "../up", "a\nb"]
     assert len({run.profile_path(name).name for name in names}) == len(names)
@@ -73,7 +69,6 @@ def test_profiles_are_registered_and_other_keys_kept(tmp_path):
         assert seen.head == folder / "classifier-head.safetensors"
     assert (folder / "classifier-head.safetensors").read_bytes() == b"a head"
     record = json.loads((folder / "run.json").read_text())
-    assert record["more"] == "is kept"
     assert record["tasks"][0] == {**PLAIN["tasks"][0], "profile": "profiles/cats.safetensors"}
     assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
 
@@ -89,6 +84,7 @@ def test_profiles_are_registered_and_other_keys_kept(tmp_path):
         ({**PLAIN, "tasks": []}, "no tasks"),
         ({**PLAIN, "tasks": ["t"]}, "tasks.0 is 't'"),
         ({**PLAIN, "tasks": [{"name": "t"}]}, "tasks.0.checkpoint"),
+        ({**PLAIN, "tasks": [{"checkpoint": "t"}]}, "tasks.0.name"),
         ({**PLAIN, "tasks": [{"checkpoint": "t", "profile": 3}]}, "tasks.0.profile is 3"),
         ({**PLAIN, "tasks": [{"checkpoint": "t", "classes": []}]}, "tasks.0.classes is []"),
         ({**PLAIN, "tasks": [PLAIN["tasks"][0]] * 2}, "same name"),
@@ -107,17 +103,14 @@ def test_a_run_in_training(tmp_path):
     arguments = (tmp_path / "run", {"seed": 1, "benchmark": {"name": "texts"}}, 2)
     with Run.training(*arguments) as run:
         assert (run.tasks, run.base, is_run(run.path)) == ((), tmp_path / "run" / "base", False)
-        run.enter("cats", run.empty_folder("task-01"), ["cat"], training={"steps": 3})
+        run.enter("cats", run.path / "task-01", ["cat"], training={"steps": 3})
         run.save()
         assert (run.names, run.tasks) == (("cats",), (run.path / "task-01",))
-    with pytest.raises(InputError, match=r"task-01 is missing; remove .*run and train again"), Run.training(*arguments):
-        pass
-    (run.path / "task-01").mkdir()
     with Run.training(*arguments) as again:
         assert (again.names, again.classes) == (("cats",), {"cats": ("cat",)})
         assert again.record.benchmark == {"name": "texts"}
         assert [task.training for task in again.record.tasks] == [{"steps": 3}]
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json", "task-01"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
 
 
 def test_run_json_in_place_of_its_directory(tmp_path):

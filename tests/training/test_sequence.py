@@ -149,9 +149,9 @@ def test_a_changed_base_is_refused(halfway):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("run.json", b"{", r"run\.json.*train again"),
-        ("training.json", b"{", r"training\.json.*train again"),
-        ("config.yaml", b"a: [", r"(?s)config\.yaml.*choose another directory"),
+        ("run.json", b"{", r"run\.json"),
+        ("training.json", b"{", r"training\.json"),
+        ("config.yaml", b"a: [", r"config\.yaml"),
         ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors"),
     ],
 )

@@ -344,9 +344,7 @@ class Bench:
         anchors = [] if spec.is_base else self._anchors(site)
         parts = []
         for t, profile in enumerate(self.run.profiles):
-            if profile is None or profile.base_features is None or profile.row_labels is None:
-                continue
-            if site.weights[t] < LEAST_WEIGHT and not judges:
+            if profile is None or (site.weights[t] < LEAST_WEIGHT and not judges):
                 continue
             known = np.array([self._places.get(name, -1) for name in profile.classes])[profile.row_labels]
             chosen = np.flatnonzero(known >= 0)

@@ -173,7 +173,7 @@ def choose_model(
             head = bench.fit(spec, site)
             rows = len(head.judged)
             loss = np.inf if head.loss is None else head.loss
-            tried[spec] = Tried(spec, spec.title(bench.run.labels), loss, head.accuracy or 0.0)
+            tried[spec] = Tried(spec, spec.title(bench.run.names), loss, head.accuracy or 0.0)
             if bench.progress is not None:
                 bench.progress("choosing", len(tried), most)
         return tried[spec].loss

@@ -223,7 +223,7 @@ class _Seed:
             return EnvironmentScore(**about, right=int((answers == trained.rest(environment).labels).sum()))
         if row.base == "tailor":
             made = bench.tailored(str(row.preference), row.head, row.kept)
-            about["chosen"] = made.spec.title(trained.bench.run.labels)
+            about["chosen"] = made.spec.title(trained.bench.run.names)
             spec = made.spec
             if made.head is not None:
                 head, about["head"] = made.head.linear, made.head.kind
@@ -235,7 +235,7 @@ class _Seed:
             trained, spec = self._bench.joint, MergeSpec(checkpoint=1)
         else:
             spec = self._spec(row, bench)
-            about |= {"chosen": spec.title(trained.bench.run.labels)} if row.base == "single-best" else {}
+            about |= {"chosen": spec.title(trained.bench.run.names)} if row.base == "single-best" else {}
         if row.base != "tailor" and row.head != "old":
             head = bench.head(trained, spec, row.head, str(row.site))
         rest = trained.rest(environment)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tunable_magmax.data.arrays import choose_rows
@@ -21,29 +19,25 @@ def make_profile(
     samples: Samples,
     encoder: Encoder,
     *,
-    base: Encoder | None = None,
+    base: Encoder,
     rows: int = ROWS,
     seed: int = 0,
     batch: int | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Makes the profile of a task from its data; `rows` seeded samples are embedded.
+    """Makes the profile of a task from its data; `rows` seeded samples are embedded, by the base, too.
 
-    The base, if given, embeds them too. Samples that cannot be read are left out.
+    Samples that cannot be read are left out.
     """
     all_labels = samples.require_labels()
     chosen = choose_rows(len(samples), rows, seed)
     prepared = prepare(encoder, samples, chosen, progress=progress)
     unreadable = set(chosen).difference(prepared.positions)
     left = [label for position, label in enumerate(all_labels) if position not in unreadable]
-    based: dict[str, Any] = {}
-    if base is not None:
-        labels = np.array([all_labels[position] for position in prepared.positions])
-        features = embed_prepared(base, prepared, batch, progress=progress)
-        based = {"base": base.digest, "base_features": features, "row_labels": labels}
-    features = embed_prepared(encoder, prepared, batch, progress=progress)
+    labels = np.array([all_labels[position] for position in prepared.positions])
     counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
-    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, **based)
+    by_base, features = (embed_prepared(each, prepared, batch, progress=progress) for each in (base, encoder))
+    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, base.digest, by_base, labels)
 
 
 def profile_task(

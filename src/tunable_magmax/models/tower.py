@@ -71,24 +71,17 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
     return chosen
 
 
-def save_encoder(encoder: Encoder, path: str | Path) -> None:
-    """Writes an encoder as a directory that transformers and `load_encoder` read: completely or not at all.
+def save_encoder(encoder: Encoder, path: Path, classifier: Any = None) -> None:
+    """Writes an encoder, or a classifier on it, as a directory that transformers and `load_encoder` read.
 
-    config.json, model.safetensors in float32, and what prepares its inputs.
+    config.json, model.safetensors in float32, and what prepares the inputs: completely or not at all.
     """
-    out = Path(path)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} exists already: choose another place, or remove it first")
-    save_module(encoder.module, encoder, out)
-
-
-def save_module(module: Any, encoder: Encoder, path: Path) -> None:
-    """Writes a model of transformers with what prepares the inputs of an encoder: completely or not at all."""
 
     def fill(folder: Path) -> None:
+        model: Any = encoder.module if classifier is None else classifier
         with quiet():
             # transformers' own way, which gives tensors back the names that they were loaded with.
-            module.save_pretrained(folder, max_shard_size="1000GB")
+            model.save_pretrained(folder, max_shard_size="1000GB")
             put_companions(encoder.folders, encoder.image_processor, encoder.tokenizer, folder)
 
     write_folder(path, fill)

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -76,7 +75,7 @@ def keep_samples(
             refuse_half_characters(name.replace("\0", "\ud800"))
         except ValueError:
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
-    others = [entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task]
+    others = [entry for label, entry in zip(run.names, run.kept, strict=True) if label != task]
     left = KEPT_BYTES - sum(entry.bytes for entry in others if entry is not None)
     bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.record.planned_tasks or 0), left))
     chosen, fitting = _chosen(samples, per_class, bound, size, seed)
@@ -185,8 +184,6 @@ def _put(place: Path, index: bytes, files: Mapping[str, bytes]) -> None:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
 
-    if place.exists():
-        shutil.rmtree(place)
     write_folder(place, fill)
 
 
@@ -221,7 +218,7 @@ def open_kept(run: Run, task: int) -> Samples | None:
 
     Files that are damaged, or not those that run.json names, are refused.
     """
-    entry, label = run.kept[task], run.labels[task]
+    entry, label = run.kept[task], run.names[task]
     if entry is None:
         return None
     place = run.path / entry.path

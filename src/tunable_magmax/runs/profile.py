@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.config import LENIENT, check_json
+from tunable_magmax.config import LENIENT, Text, check_json
 from tunable_magmax.data.arrays import as_numpy, feature_matrix
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import write_atomic
@@ -32,11 +31,11 @@ class ProfileFile:
     __pydantic_config__ = LENIENT
 
     version: int
-    task: str
+    task: Text
     samples: int
     classes: tuple[str, ...]
-    encoder: str
-    base: str | None = None
+    encoder: Text
+    base: Text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,7 +45,7 @@ class Profile:
     `classes` and `label_counts`: the task's classes and its samples of each. `samples`: how many samples stood behind
     the profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
     `base_features` [rows, width of the base], float32: embeddings of the same rows under the base, whose digest is
-    `base`; `row_labels` [rows]: their indices into `classes`. All or none.
+    `base`; `row_labels` [rows]: their indices into `classes`.
     """
 
     task: str
@@ -55,49 +54,38 @@ class Profile:
     samples: int
     features: NDArray[np.float32]
     encoder: str
-    base: str | None = None
-    base_features: NDArray[np.float32] | None = None
-    row_labels: NDArray[np.int64] | None = None
+    base: str
+    base_features: NDArray[np.float32]
+    row_labels: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         where = f"profile of task {self.task!r}"
-        if not self.task or not self.encoder:
-            raise InputError(f"{where}: task and encoder must be non-empty texts")
         classes, counts = self.classes, self.label_counts
         if not classes or len(set(classes)) < len(classes) or len(counts) != len(classes):
             raise InputError(f"{where}: {len(counts)} counts for the classes {some_of(classes)}, which must differ")
         if any(type(count) is not int or count < 0 for count in counts) or not any(counts):
             raise InputError(f"{where}: label_counts must be whole numbers >= 0, not all 0: found {some_of(counts)}")
         features = _embeddings(self.features, f"{where}: features")
-        if self.samples < len(features):
-            raise InputError(f"{where}: samples is {self.samples}, fewer than the {len(features)} rows of features")
-        object.__setattr__(self, "features", features)
-        together = (self.base, self.base_features, self.row_labels)
-        if any(part is not None for part in together):
-            if any(part is None for part in together) or not self.base:
-                raise InputError(f"{where}: base, base_features and row_labels belong together, and one is missing")
-            self._check_base(where)
-
-    def _check_base(self, where: str) -> None:
         embedded = _embeddings(self.base_features, f"{where}: base_features")
-        rows, classes = len(self.features), len(self.classes)
         labels = as_numpy(self.row_labels, f"{where}: row_labels")
-        if len(embedded) != rows or labels.shape != (rows,):
-            raise InputError(f"{where}: {len(embedded)} base_features and {labels.size} row_labels for {rows} features")
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
-            raise InputError(f"{where}: row_labels must hold class indices below {classes}")
-        labels = labels.astype(np.int64)
-        if (np.bincount(labels, minlength=classes) > np.array(self.label_counts)).any():
+        if not len(embedded) == len(labels) == len(features) <= self.samples:
+            raise InputError(
+                f"{where}: {len(embedded)} base_features and {labels.size} row_labels for {len(features)} features of "
+                f"{self.samples} samples"
+            )
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0 or labels.max() >= len(classes):
+            raise InputError(f"{where}: row_labels must hold class indices below {len(classes)}")
+        if (np.bincount(labels, minlength=len(classes)) > np.array(counts)).any():
             raise InputError(f"{where}: row_labels name a class more often than label_counts")
-        labels.setflags(write=False)
-        object.__setattr__(self, "base_features", embedded)
-        object.__setattr__(self, "row_labels", labels)
+        for name, array in {"features": features, "base_features": embedded, "row_labels": labels}.items():
+            array = array.astype(np.int64 if array is labels else np.float32)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     def __repr__(self) -> str:
         classes = sum(count > 0 for count in self.label_counts)
-        rows, parts = len(self.features), [f"{self.samples:,} samples of {classes} classes"]
-        parts += [f"{rows:,} embeddings of width {self.width}" + ("" if self.base is None else ", and by the base")]
-        return f"Profile({self.task!r}: {'; '.join(parts)})"
+        about = f"{self.samples:,} samples of {classes} classes; {len(self.features):,} embeddings"
+        return f"Profile({self.task!r}: {about} of width {self.features.shape[1]}, and by the base)"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the profile says, less the embeddings, for JSON."""
@@ -105,18 +93,11 @@ class Profile:
             "task": self.task,
             "samples": self.samples,
             "rows": len(self.features),
-            "width": self.width,
+            "width": self.features.shape[1],
             "label_counts": {name: count for name, count in self.label_table.items() if count},
             "encoder": self.encoder,
             "base": self.base,
         }
-
-    # -- use -------------------------------------------------------------------------------------------------------
-
-    @property
-    def width(self) -> int:
-        """The embedding's dimension."""
-        return int(self.features.shape[1])
 
     @property
     def label_table(self) -> dict[str, int]:
@@ -125,8 +106,8 @@ class Profile:
 
     @property
     def row_classes(self) -> list[str]:
-        """The class names of the labelled rows."""
-        return [self.classes[index] for index in np.asarray(self.row_labels).tolist()]
+        """The class names of the rows."""
+        return [self.classes[index] for index in self.row_labels.tolist()]
 
     def require(self, *, encoder: str | None = None, base: str | None = None) -> None:
         """Refuses the profile unless it belongs to this encoder and this base."""
@@ -145,11 +126,8 @@ class Profile:
         from safetensors.numpy import save
 
         record = {name: getattr(self, name) for name in ("task", "samples", "classes", "encoder", "base")}
-        record["version"] = VERSION
-        text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        values = {name: getattr(self, name) for name in TENSORS}
-        tensors = {name: np.asarray(value) for name, value in values.items() if value is not None}
-        return bytes(save(tensors, metadata={METADATA: text}))
+        text = json.dumps(record | {"version": VERSION}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return bytes(save({name: np.asarray(getattr(self, name)) for name in TENSORS}, metadata={METADATA: text}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the profile to `path`, whole or not at all."""
@@ -160,55 +138,28 @@ class Profile:
         """Reads a profile, and checks it."""
         from safetensors import SafetensorError, safe_open
 
-        file = Path(path)
         try:
-            with safe_open(str(file), framework="numpy") as opened:
-                metadata = opened.metadata() or {}
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            with safe_open(os.fspath(path), framework="numpy") as opened:
+                metadata, names = opened.metadata() or {}, {*opened.keys()}
+                tensors = {name: opened.get_tensor(name) for name in TENSORS if name in names}
         except FileNotFoundError:
-            raise InputError(f"{file}: no such file; `tmx init --data` makes profiles") from None
+            raise InputError(f"{path}: no such file; `tmx init --data` makes profiles") from None
         except (OSError, SafetensorError) as error:
-            raise InputError(f"{file}: not a readable safetensors file ({error})") from error
-        if METADATA not in metadata:
-            raise InputError(f"{file}: not a profile: the metadata has no {METADATA!r}")
+            raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+        if METADATA not in metadata or len(tensors) < len(TENSORS):
+            raise InputError(f"{path}: not a profile: expected {METADATA!r} in the metadata, and {', '.join(TENSORS)}")
         try:
-            return cls._from_parts(metadata[METADATA], tensors)
+            facts = {**vars(check_json(ProfileFile, metadata[METADATA], "the profile's metadata", VERSION))}
+            del facts["version"]
+            return cls(**facts, **tensors | {"label_counts": tuple(tensors["label_counts"].tolist())})
         except InputError as error:
-            raise InputError(f"{file}: {error}") from error
-
-    @classmethod
-    def _from_parts(cls, text: str, tensors: Mapping[str, NDArray[Any]]) -> Profile:
-        facts = vars(check_json(ProfileFile, text, "the profile's metadata", VERSION)).copy()
-        del facts["version"]
-        for name in TENSORS[:2]:
-            if name not in tensors:
-                raise InputError(f"the tensor {name!r} is missing; the profile is incomplete")
-        parts: dict[str, Any] = {name: tensors[name] for name in TENSORS if name in tensors}
-        parts["label_counts"] = tuple(parts["label_counts"].tolist())
-        return cls(**facts, **parts)
-
-
-def require_base(profiles: Sequence[Profile]) -> None:
-    """Refuses profiles that do not all hold embeddings by one base."""
-    missing = [profile.task for profile in profiles if profile.base is None]
-    if missing:
-        raise InputError(
-            f"the profile of {some_of(missing, show=repr)} holds no embeddings by the base, which the posterior of "
-            "inputs needs; make it again with `tmx init RUN_DIR --data NAME=DATA`, give --labels, or use --method ot"
-        )
-    for profile in profiles:
-        if profile.base != profiles[0].base:
-            raise InputError(
-                f"the profiles of tasks {profiles[0].task!r} and {profile.task!r} belong to different bases; make them "
-                "again with one"
-            )
+            raise InputError(f"{path}: {error}") from error
 
 
 def _embeddings(value: Any, where: str) -> NDArray[np.float32]:
-    """Returns embeddings in float32, read-only."""
+    """Returns embeddings in float32."""
     with np.errstate(over="ignore"):
-        rows = np.array(feature_matrix(value, where), dtype=np.float32)
+        rows = feature_matrix(value, where).astype(np.float32)
     if not np.isfinite(rows).all():
         raise InputError(f"{where} exceed float32; scale the encoder's output")
-    rows.setflags(write=False)
     return rows

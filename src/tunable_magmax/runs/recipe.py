@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -17,8 +16,8 @@ from pydantic import Field
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.merging.budget import in_order
-from tunable_magmax.runs.run import Run, is_run, refuse_run_file
+from tunable_magmax.merging.budget import in_order, read_decimal
+from tunable_magmax.runs.run import Run, refuse_run_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +64,9 @@ def read_recipe(path: str | Path) -> Recipe:
     refuse_run_file(path)
     if not path.is_dir():
         return _read_yaml_recipe(path)
-    if not is_run(path):
-        raise InputError(
-            f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
-        )
     run = Run.open(path)
-    base, *tasks = run.sources
+    # Models of the hub stay names, so that nothing is downloaded yet.
+    base, *tasks = (place_of(place, path) for place in (run.record.base, *(t.checkpoint for t in run.record.tasks)))
     return Recipe(base, tuple(tasks), names=run.names)
 
 
@@ -197,21 +193,17 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     problems: list[str] = []
     file = gather(RecipeFile, content, problems)
     problems += _unsupported(content)
-    if file is None:
-        refuse(problems, str(path))
+    refuse(problems, str(path))
     assert file is not None
     root, base = path.parent, file.base_model or file.models[0].model
-    tasks = tuple(entry for entry in file.models if not _same(root, entry.model, base))
-    options: dict[str, Any] = {}
-    names, paths = None, tuple(place_of(task.model, root) for task in tasks)
+    tasks = [entry for entry in file.models if not _same(root, entry.model, base)]
+    paths = tuple(place_of(task.model, root) for task in tasks)
     try:
         names = _names([task.name for task in tasks], paths)
         options = _linear(file, tasks) if file.merge_method == "linear" else _options(file, tasks)
+        return Recipe(place_of(base, root), paths, options, names, tuple(_notes(file)))
     except InputError as error:
-        problems.append(str(error))
-    problems += _wrong_values(options, len(tasks))
-    refuse(problems, str(path))
-    return Recipe(place_of(base, root), paths, options, names, tuple(_notes(file)))
+        raise InputError(f"{path}: {error}") from None
 
 
 def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
@@ -241,10 +233,10 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
 def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
     """Returns the options of a merge onto a base."""
     method, parameters = file.merge_method, file.parameters
+    normalize = parameters.get("normalize")
     options = _own_options(file) | _by_model(file, "weight", tasks)
     if any(model.parameters.density is not None for model in tasks):
         options |= _by_model(file, "density", tasks)
-    normalize = parameters.get("normalize")
     if method == "ties" and normalize is not None:
         options["normalize"] = normalize
     elif method == "task_arithmetic" and normalize is True:
@@ -260,22 +252,20 @@ def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
 
 def _linear(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
     """Returns the options of a mean of whole models, of which the base may be one."""
-    from tunable_magmax.merging.budget import read_decimal
-
-    if refused := {"scale", "lambda", "density"} & file.parameters.keys():
+    options = _own_options(file) | _by_model(file, "weight", file.models)
+    if refused := {"scale", "density"} & options.keys():
         raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
-    weights = _by_model(file, "weight", file.models).get("weights", file.parameters.get("weights"))
-    shares = [read_decimal(weight, "weight") for weight in weights or [1] * len(file.models)]
-    total = sum(shares, start=Fraction(0))
+    shares = [read_decimal(weight, "weight") for weight in options.get("weights", [1] * len(file.models))]
+    total = sum(shares)
+    if total <= 0 or len(shares) != len(file.models):
+        raise InputError("linear needs a weight for each model, with a sum above 0")
     if file.parameters.get("normalize") is False and total != 1:
         raise InputError(
             f"normalize is false, but the weights of linear sum to {float(total):g}, which would scale the models as a "
             "whole; make them sum to 1, or leave out normalize"
         )
-    if total <= 0 or len(shares) != len(file.models):
-        raise InputError("linear needs a weight for each model, with a sum above 0")
     chosen = [str(share / total) for model, share in zip(file.models, shares, strict=True) if model in tasks]
-    return {"method": "task_arithmetic", "scale": 1, **_own_options(file), "weights": chosen}
+    return {"method": "task_arithmetic", "scale": 1, **options, "weights": chosen}
 
 
 def _own_options(file: RecipeFile) -> dict[str, Any]:
@@ -314,23 +304,6 @@ def _notes(file: RecipeFile) -> Iterator[str]:
             "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' "
             "own classifiers; `tmx tailor` fits a head"
         )
-
-
-def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
-    """Yields what is wrong with each option by itself: an unknown method, a negative weight, ..."""
-    from tunable_magmax.merging.methods import method_named
-    from tunable_magmax.merging.options import Options
-
-    for name, value in options.items():
-        try:
-            if name == "method":
-                if value not in _ELSEWHERE:
-                    method_named(value)
-            elif name in Options.__dataclass_fields__:
-                patterns = name in ("include", "exclude") and isinstance(value, str)
-                Options.read(tasks, **{name: [value] if patterns else value})
-        except InputError as error:
-            yield str(error)
 
 
 def _same(root: Path, one: str, other: str) -> bool:

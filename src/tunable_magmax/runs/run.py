@@ -9,32 +9,23 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from tunable_magmax.checkpoints.hub import located, pinned, place_of
-from tunable_magmax.config import LENIENT, check, parse_yaml
-from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
-from tunable_magmax.files import (
-    is_unfinished,
-    locked,
-    read_json,
-    read_whole,
-    remove_unfinished,
-    write_atomic,
-    write_json,
-)
+from tunable_magmax.checkpoints.hub import located, pinned
+from tunable_magmax.config import LENIENT, check, read_yaml
+from tunable_magmax.errors import InputError, bulleted, some_of
+from tunable_magmax.files import is_unfinished, locked, read_json, remove_unfinished, write_atomic, write_json
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.profile import Profile
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
-RUN_VERSION = 1
 HEAD_FILE = "classifier-head.safetensors"
 BASE = "base"
 SETUP = "training.json"
@@ -74,8 +65,8 @@ class TaskEntry:
     """A task in run.json. Paths count from the run directory."""
 
     __pydantic_config__ = LENIENT
+    name: str
     checkpoint: str
-    name: str | None = None
     profile: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     kept: KeptEntry | None = None
@@ -87,13 +78,13 @@ class ClassifierEntry:
     """The frozen head over all classes, and the encoder that it is of."""
 
     __pydantic_config__ = LENIENT
-    head: str | None = None
-    checkpoint: str | None = None
+    head: str
+    checkpoint: str
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json. Keys that are not listed here are kept as they are."""
+    """run.json."""
 
     __pydantic_config__ = LENIENT
     version: Literal[1]
@@ -112,34 +103,30 @@ class Run:
     (PosixPath('run/base'), (PosixPath('run/task-01'), PosixPath('run/task-02')), ('birds', 'cars'))
     """
 
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
-        self.path, self._content = path, content
-        self.record = check(RunRecord, content, str(path / RUN_FILE))
-        self.names = _names(self.record)
-        """The names of the tasks, if all have one."""
-        if self.names is not None and len(set(self.names)) < len(self.names):
-            raise InputError(f"{path / RUN_FILE}: two tasks have the same name; task names must differ")
+    def __init__(self, path: Path, record: RunRecord) -> None:
+        """`Run.open`, `Run.begin` and `Run.training` make a run."""
+        self.path, self.record = path, record
 
     @classmethod
     def open(cls, path: str | Path, *, begun: bool = False) -> Run:
         """Reads the run.json of a directory. `begun`: also of a run that has no tasks yet."""
         path = Path(path)
         refuse_run_file(path)
+        file = path / RUN_FILE
         if not is_run(path):
             inside = f"; {path / 'run'} is one" if is_run(path / "run") else ""
             raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}{inside}")
-        run = cls(path, read_json(path / RUN_FILE))
-        if not run.record.tasks and not begun:
-            raise InputError(f"{path / RUN_FILE}: the run has no tasks")
+        run = cls(path, check(RunRecord, read_json(file), str(file)))
+        if len(set(run.names)) < len(run.names):
+            raise InputError(f"{file}: two tasks have the same name; task names must differ")
+        if not run.names and not begun:
+            raise InputError(f"{file}: the run has no tasks")
         return run
 
     @classmethod
     def begin(cls, path: Path, base: Path) -> Run:
-        """Returns a run on a base, without tasks; run.json is written with the first."""
-        run = cls(path, {"version": RUN_VERSION, "base": str(base), "tasks": []})
-        run._content["base"] = run._relative(base)
-        return run
+        """Returns a run on a base, without tasks; `save` writes it."""
+        return cls(path, RunRecord(1, _named_from(path, base), ()))
 
     # -- what the run consists of ----------------------------------------------------------------------------------
 
@@ -154,26 +141,19 @@ class Run:
         return tuple(located(task.checkpoint, self.path) for task in self.record.tasks)
 
     @property
-    def sources(self) -> tuple[Path, ...]:
-        """The base and the tasks' checkpoints; those on the hub by their names, so that nothing is downloaded yet."""
-        entries = (self.record.base, *(task.checkpoint for task in self.record.tasks))
-        return tuple(place_of(entry, self.path) for entry in entries)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What to call the tasks: their names, or task 1, task 2, ..."""
-        return self.names or tuple(f"task {t}" for t in range(1, len(self.tasks) + 1))
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks in training order."""
+        return tuple(task.name for task in self.record.tasks)
 
     @property
     def checkpoints(self) -> dict[str, Path]:
-        """The tasks' checkpoints by label, in training order."""
-        return dict(zip(self.labels, self.tasks, strict=True))
+        """The tasks' checkpoints by name, in training order."""
+        return dict(zip(self.names, self.tasks, strict=True))
 
     @property
     def head(self) -> Path | None:
         """The head of the fixed classifier."""
-        entry = self.record.classifier
-        return None if entry is None or entry.head is None else self.path / entry.head
+        return None if self.record.classifier is None else self.path / self.record.classifier.head
 
     @property
     def kept(self) -> tuple[KeptEntry | None, ...]:
@@ -188,7 +168,7 @@ class Run:
         profiles: list[Profile | None] = []
         for task in self.record.tasks:
             profile = None if task.profile is None else Profile.load(self.path / task.profile)
-            if profile is not None and self.names is not None and profile.task != task.name:
+            if profile is not None and profile.task != task.name:
                 raise InputError(
                     f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "
                     f"under {task.name!r}; correct {RUN_FILE}, or make the profile again"
@@ -198,7 +178,7 @@ class Run:
 
     def require_profiles(self, why: str) -> list[Profile]:
         """Returns all profiles, or raises an error that says which tasks have none and how to make them."""
-        missing = [label for label, profile in zip(self.labels, self.profiles, strict=True) if profile is None]
+        missing = [name for name, profile in zip(self.names, self.profiles, strict=True) if profile is None]
         if missing:
             raise InputError(
                 f"{self.path}: {why} needs the tasks' profiles; missing: {some_of(missing, show=repr)}. Make them with "
@@ -214,12 +194,11 @@ class Run:
             return [profile.label_table for profile in profiles]
         return [dict.fromkeys(names, 1) for names in self.classes.values()] if self.classes else None
 
-    @cached_property
+    @property
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """Each task's class names, from run.json or else from its profile; empty unless all tasks' are known."""
-        classes = {label: self.own_classes(t) for t, label in enumerate(self.labels)}
-        known = {label: names for label, names in classes.items() if names is not None}
-        return known if len(known) == len(classes) else {}
+        """Each task's class names; empty unless all tasks' are known."""
+        known = {name: classes for t, name in enumerate(self.names) if (classes := self.own_classes(t)) is not None}
+        return known if len(known) == len(self.names) else {}
 
     def own_classes(self, task: int) -> tuple[str, ...] | None:
         """Returns the class names of one task (from 0), from run.json or its profile; None if they are not known."""
@@ -235,29 +214,6 @@ class Run:
         """Returns where the run keeps the profile of a task: a file of its own, whatever the task's name."""
         return self.path / PROFILES / f"{file_name(task)}.safetensors"
 
-    def register_kept(self, task: str, kept: KeptEntry | None) -> None:
-        """Writes into run.json which samples of a task are kept; `save` removes the files of others."""
-        entry = self._content["tasks"][self.labels.index(task)]
-        entry.pop("kept", None)
-        if kept is not None:
-            entry["kept"] = asdict(kept)
-        self.save()
-
-    def register_profile(self, task: str) -> None:
-        """Writes into run.json that a task has a profile, which is at its `profile_path`."""
-        self._content["tasks"][self.labels.index(task)]["profile"] = self._relative(self.profile_path(task))
-        self.save()
-
-    def register_head(self, head: Path, checkpoint: Path) -> None:
-        """Writes into run.json which classifier head the run has, and the encoder that it is of."""
-        if not head.absolute().is_relative_to(self.path.absolute()):
-            # The run must be complete when it is moved to where it is deployed.
-            inside = self.path / HEAD_FILE
-            write_atomic(inside, head.read_bytes())
-            head = inside
-        self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
-        self.save()
-
     def enter(
         self,
         name: str,
@@ -268,40 +224,46 @@ class Run:
         training: Mapping[str, Any] | None = None,
     ) -> None:
         """Enters a task, or replaces the one of its name; `save` writes it."""
-        entry: dict[str, Any] = {"name": name, "checkpoint": self._relative(checkpoint)}
-        if profiled:
-            entry["profile"] = self._relative(self.profile_path(name))
-        if classes is not None:
-            entry["classes"] = list(classes)
-        if kept is not None:
-            entry["kept"] = asdict(kept)
-        if training is not None:
-            entry["training"] = dict(training)
-        tasks = self._content["tasks"]
-        place = next((t for t, task in enumerate(tasks) if task.get("name") == name), len(tasks))
-        tasks[place:] = [entry, *tasks[place + 1 :]]
+        entry = TaskEntry(
+            name,
+            _named_from(self.path, checkpoint),
+            _named_from(self.path, self.profile_path(name)) if profiled else None,
+            None if classes is None else tuple(classes),
+            kept,
+            None if training is None else dict(training),
+        )
+        entries = {task.name: task for task in self.record.tasks} | {name: entry}
+        self.record = replace(self.record, tasks=tuple(entries.values()))
 
-    def _relative(self, path: Path) -> str:
-        """A path in the run directory or beside it stays right when both are moved; a name on the hub always does."""
-        if (pin := pinned(path)) is not None:
-            return pin
-        absolute, root = path.absolute(), self.path.absolute()
-        if absolute.is_relative_to(root):
-            return absolute.relative_to(root).as_posix()
-        # What lies beside it is named from where links lead, because .. goes up from there.
-        there, home = absolute.resolve(), root.resolve()
-        near = there.is_relative_to(home.parent) and home.parent != Path(home.anchor)
-        return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
+    def _change(self, name: str, **changes: Any) -> None:
+        tasks = tuple(replace(task, **changes) if task.name == name else task for task in self.record.tasks)
+        self.record = replace(self.record, tasks=tasks)
+        self.save()
+
+    def register_kept(self, task: str, kept: KeptEntry | None) -> None:
+        """Writes into run.json which samples of a task are kept; `save` removes the files of others."""
+        self._change(task, kept=kept)
+
+    def register_profile(self, task: str) -> None:
+        """Writes into run.json that a task has a profile, which is at its `profile_path`."""
+        self._change(task, profile=_named_from(self.path, self.profile_path(task)))
+
+    def register_head(self, head: Path, checkpoint: Path) -> None:
+        """Writes into run.json which classifier head the run has, and the encoder that it is of."""
+        if not head.absolute().is_relative_to(self.path.absolute()):
+            # The run must be complete when it is moved to where it is deployed.
+            inside = self.path / HEAD_FILE
+            write_atomic(inside, head.read_bytes())
+            head = inside
+        entry = ClassifierEntry(_named_from(self.path, head), _named_from(self.path, checkpoint))
+        self.record = replace(self.record, classifier=entry)
+        self.save()
 
     def save(self) -> None:
         """Writes run.json, and removes samples that no task keeps any more."""
-        record = check(RunRecord, self._content, str(self.path / RUN_FILE))
         remove_unfinished(self.path.glob(f".{RUN_FILE}.*"))
-        write_json(self.path / RUN_FILE, self._content)
+        write_json(self.path / RUN_FILE, asdict(self.record, dict_factory=_said))
         self.__dict__.pop("profiles", None)
-        self.__dict__.pop("classes", None)
-        self.record = record
-        self.names = _names(self.record)
         named = {entry.path for entry in self.kept if entry is not None}
         for item in (self.path / KEPT).glob("*"):
             if OURS.fullmatch(item.name) and f"{KEPT}/{item.name}" not in named:
@@ -316,59 +278,52 @@ class Run:
     @contextmanager
     def training(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Iterator[Run]:
         """Opens a directory to train in, new or made with the same configuration, and keeps other processes out."""
+        import yaml
+
         path = Path(path)
-        _claim(path, config)
+        file = path / CONFIG_FILE
+        if path.exists() and not file.exists() and not (path.is_dir() and all(map(is_unfinished, path.iterdir()))):
+            raise InputError(f"{path} exists and is no training run; choose another directory with -o")
+        if (path / BASE).exists():
+            _refuse_changes(file, read_yaml(file, "the run's configuration", "what it was trained with"), config)
+        else:  # nothing was made yet, perhaps because the configuration had to be corrected
+            write_atomic(file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
         refusal = f"another process trains in {path}: wait until it is done, or choose another directory with -o"
         with locked(path / "training.lock", refusal):
+            remove_unfinished(path.rglob(".*"))
             if is_run(path):
-                yield cls._continued(path)
+                yield cls.open(path)
                 return
-            record: dict[str, Any] = {"version": RUN_VERSION, "base": BASE, "tasks": [], "planned_tasks": planned_tasks}
-            if config.get("head", {}).get("source") != "builtin":  # whose classifiers are in the checkpoints
-                record["classifier"] = {"head": HEAD_FILE, "checkpoint": BASE}
-            yield cls(path, {**record, "benchmark": config["benchmark"]})
-
-    @classmethod
-    def _continued(cls, path: Path) -> Run:
-        try:
-            run = cls.open(path)
-            if missing := [str(checkpoint) for checkpoint in run.tasks if not checkpoint.exists()]:
-                raise InputError(f"{path / RUN_FILE}: {some_of(missing)} is missing")
-        except InputError as error:
-            raise InputError(f"{error}; remove {path} and train again") from None
-        return run
+            # Where tasks have classifiers of their own, those are in the checkpoints.
+            builtin = config.get("head", {}).get("source") == "builtin"
+            classifier = None if builtin else ClassifierEntry(HEAD_FILE, BASE)
+            yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"], planned_tasks))
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""
-        file = self.path / SETUP
+        file, parts = self.path / SETUP, ("digests", "benchmark")
         if not file.exists():
             write_json(file, setup)
             return
-        try:
-            before = read_json(file)
-        except InputError as error:
-            raise InputError(f"{error}; remove {self.path} and train again") from None
-        parts, now = ("digests", "benchmark"), json.loads(json.dumps(setup))
-        if changed := _differences({part: before.get(part, {}) for part in parts}, {part: now[part] for part in parts}):
-            raise InputError(
-                f"{file}: the run was begun with other data; put it back, or choose another directory with -o:\n"
-                f"{bulleted(changed)}"
-            )
-
-    def empty_folder(self, name: str) -> Path:
-        """Returns the path of a new folder; what a killed run left there is removed."""
-        folder = self.path / name
-        try:
-            if folder.exists():
-                shutil.rmtree(folder)
-        except OSError as error:
-            raise StorageError(f"{folder}: could not be replaced ({error.strerror or error})") from error
-        return folder
+        before, now = read_json(file), json.loads(json.dumps(setup))
+        _refuse_changes(file, {part: before.get(part, {}) for part in parts}, {part: now[part] for part in parts})
 
 
-def _names(record: RunRecord) -> tuple[str, ...] | None:
-    names = tuple(task.name for task in record.tasks if task.name is not None)
-    return names if len(names) == len(record.tasks) else None
+def _said(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value is not None}
+
+
+def _named_from(run: Path, path: Path) -> str:
+    """Names a path in or beside a run so that it stays right when both are moved; a name on the hub always does."""
+    if (pin := pinned(path)) is not None:
+        return pin
+    absolute, root = path.absolute(), run.absolute()
+    if absolute.is_relative_to(root):
+        return absolute.relative_to(root).as_posix()
+    # What lies beside it is named from where links lead, because .. goes up from there.
+    there, home = absolute.resolve(), root.resolve()
+    near = there.is_relative_to(home.parent) and home.parent != Path(home.anchor)
+    return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
 
 
 def file_name(task: str) -> str:
@@ -394,44 +349,19 @@ def refuse_run_file(path: Path) -> None:
         raise InputError(f"give the directory {path.parent}/, not {RUN_FILE}")
 
 
-def _claim(path: Path, config: Mapping[str, Any]) -> None:
-    """Writes config.yaml into a new directory, or checks that it is the same; removes files that a kill left."""
-    import yaml
-
-    file = path / CONFIG_FILE
-    content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
-    if path.exists() and not file.exists() and not (path.is_dir() and all(map(is_unfinished, path.iterdir()))):
-        raise InputError(f"{path} exists and is no training run; choose another directory with -o")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be made ({error.strerror or error})") from error
-    remove_unfinished(path.rglob(".*"))
-    if (path / BASE).exists():
-        try:
-            before = parse_yaml(read_whole(file))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
-        if changed := _differences(before if isinstance(before, dict) else {}, config):
-            raise InputError(
-                f"{path} is a run of another configuration; choose another directory with -o, or undo this:\n"
-                f"{bulleted(changed)}"
-            )
-    elif not file.exists() or file.read_bytes() != content:
-        write_atomic(file, content)  # nothing was made yet, perhaps because the configuration had to be corrected
+def _refuse_changes(file: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run whose record in a file differs."""
+    if changed := list(_differences(before, now)):
+        raise InputError(
+            f"{file}: the run was begun with another configuration or other data; choose another directory with -o, or "
+            f"undo this:\n{bulleted(changed)}"
+        )
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Lists what two records differ in, a line each.
-
-    >>> _differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
-    ['train.lr: 1.0 there, 2.0 now']
-    """
-    lines = []
-    for key in dict.fromkeys([*old, *new]):
-        one, other = old.get(key), new.get(key)
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in dict.fromkeys([*before, *now]):
+        one, other = before.get(key), now.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            lines += _differences(one, other, f"{prefix}{key}.")
+            yield from _differences(one, other, f"{prefix}{key}.")
         elif one != other:
-            lines.append(f"{prefix}{key}: {one} there, {other} now")
-    return lines
+            yield f"{prefix}{key}: {one} there, {other} now"

@@ -51,7 +51,7 @@ def usual_presets(run: Run) -> list[Preset]:
     tasks = len(run.tasks)
     only = [
         Preset(f"only-{t}", f"only {label}", Preference.from_weights([float(k == t) for k in range(tasks)]))
-        for t, label in enumerate(run.labels)
+        for t, label in enumerate(run.names)
     ]
     return [Preset("equal", "equal", Preference.equal(tasks)), *only]
 

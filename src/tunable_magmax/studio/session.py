@@ -169,8 +169,8 @@ class Studio:
             "run": {
                 "name": run.path.resolve().name,
                 "path": str(run.path),
-                "tasks": run.labels,
-                "classes": [run.classes[label] for label in run.labels] if run.classes else None,
+                "tasks": run.names,
+                "classes": [run.classes[label] for label in run.names] if run.classes else None,
                 "elements": self.scores.bench.models.elements if ready else None,
             },
             "ready": ready,

@@ -139,9 +139,9 @@ def estimate_site(
 def assign(site: Site, preference: Preference) -> dict[int, Assigned]:
     """Returns what a probe on the base's embeddings says of each readable input, by its position.
 
-    Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
+    Tasks count by the preference's weights. Empty where profiles are missing.
     """
-    if not all(profile is not None and profile.base for profile in site.run.profiles):
+    if None in site.run.profiles:
         return {}
     features, fitted = np.asarray(site.base_features), site.probe
     weights = np.asarray(preference.weights)

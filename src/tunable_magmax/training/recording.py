@@ -48,7 +48,6 @@ def record_base(run: RunPath, base: Any, processing_class: Any = None) -> Path:
                 raise InputError(f"{place} does not exist: give the checkpoint that training began with")
         else:
             place = path / BASE
-            shutil.rmtree(place, ignore_errors=True)
             write_folder(place, lambda folder: _save(base, folder, processing_class))
         begun = Run.begin(path, place)
         begun.save()
@@ -219,13 +218,10 @@ def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = N
 
 
 def _free_folder(run: Run, task: str) -> Path:
-    """Returns the place of a task's checkpoint, which the run names not yet; what a killed process left is removed."""
-    stem = file_name(task)
-    used = {path.absolute() for path in run.tasks}
-    names = (stem if k == 1 else f"{stem}-{k}" for k in count(1))
-    return run.empty_folder(
-        next(f"{TASKS}/{name}" for name in names if (run.path / TASKS / name).absolute() not in used)
-    )
+    """Returns the place of a task's checkpoint, which the run names not yet."""
+    stem, used = file_name(task), {path.absolute() for path in run.tasks}
+    places = (run.path / TASKS / (stem if k == 1 else f"{stem}-{k}") for k in count(1))
+    return next(place for place in places if place.absolute() not in used)
 
 
 # -- what a task's data tells -----------------------------------------------------------------------------------------

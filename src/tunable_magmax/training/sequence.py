@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import platform
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from tunable_magmax.models.head import Head, load_head, mean_head, name_head, re
 from tunable_magmax.models.prepared import embed_prepared, prepare
 from tunable_magmax.models.pretrained import first_line, quiet
 from tunable_magmax.models.profiling import profile_task
-from tunable_magmax.models.tower import image_tower, save_encoder, save_module, trainable
+from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
@@ -35,8 +35,6 @@ from tunable_magmax.version import __version__
 if TYPE_CHECKING:
     from tunable_magmax.models.prepared import Batch
 
-Save: TypeAlias = Callable[[Path], None]
-"""Writes the checkpoint of a task."""
 MEAN_SAMPLES = 200
 """Samples of each class for class means; more would hardly move them."""
 
@@ -102,14 +100,15 @@ def _train(
     position = torch.full((len(benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
     position[list(task.classes)] = torch.arange(len(names), device=inputs.device)
     assert inputs.labels is not None
+    encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
     if head is None:
-        learner, save = _with_new_classifier(run, base, names, derived_seed(seed, "classifier", t))
+        learner = _with_new_classifier(encoder, names, derived_seed(seed, "classifier", t))
     else:
         rows = torch.from_numpy(head.weight).to(base.device)[list(task.classes)]
-        learner, save = _with_frozen_head(run, base, rows, config.train.freeze)
+        learner = _with_frozen_head(encoder, rows, config.train.freeze)
     result = train_task(learner, inputs, position[inputs.labels], config.train, seed=seed, task=t, report=report)
-    checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
-    save(checkpoint)
+    checkpoint = run.path / f"task-{t + 1:0{max(2, len(str(count)))}}"
+    save_encoder(base, checkpoint, learner.module)
     result = replace(result, seconds=round(result.seconds, 3))
     samples = benchmark.train.subset(inputs.positions)  # those that can be read
     held = benchmark.train.subset(task.held) if task.held else None
@@ -119,28 +118,26 @@ def _train(
     run.save()  # last: run.json says what is finished
 
 
-def _with_frozen_head(run: Run, base: Encoder, rows: Tensor, freeze: Sequence[str]) -> tuple[Learner, Save]:
-    """Returns the encoder of the task before, trained against rows of a head, and what saves it."""
-    encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
+def _with_frozen_head(encoder: Encoder, rows: Tensor, freeze: Sequence[str]) -> Learner:
+    """Returns an encoder to be trained against rows of a head."""
     parameters = [parameter for _, parameter in trainable(encoder, freeze)]
 
     def score(pooled: Tensor) -> Tensor:
         return normalize(pooled, dim=1) @ rows.T
 
-    return Learner(encoder.module, parameters, encoder.pool, score), lambda folder: save_encoder(encoder, folder)
+    return Learner(encoder.module, parameters, encoder.pool, score)
 
 
-def _with_new_classifier(run: Run, base: Encoder, classes: Sequence[str], seed: int) -> tuple[Learner, Save]:
-    """Returns a new classifier of transformers on the encoder of the task before, and what saves it."""
-    module = _new_classifier(base, _read_inner(base, run.tasks[-1] if run.tasks else None), classes, seed)
+def _with_new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Learner:
+    """Returns a new classifier of transformers on an encoder."""
+    module = _new_classifier(encoder, classes, seed)
 
     def logits(batch: Batch) -> Tensor:
         inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
         found: Tensor = module(**inputs).logits
         return found
 
-    learner = Learner(module, [*module.parameters()], logits, torch.Tensor.float)
-    return learner, lambda folder: save_module(module, base, folder)
+    return Learner(module, [*module.parameters()], logits, torch.Tensor.float)
 
 
 # -- base and head -----------------------------------------------------------------------------------------------------
@@ -151,12 +148,10 @@ def _base_and_head(
 ) -> tuple[Encoder, Head | None]:
     """Returns base and head, if there is one: made once, the base last, then read back from the run directory."""
     if not run.base.exists():
-        scratch = run.empty_folder("pretrained.partial")
-        try:
-            encoder = _load_base(config, benchmark, scratch, device, progress)
+        with tempfile.TemporaryDirectory() as scratch:
+            encoder = _load_base(config, benchmark, Path(scratch), device, progress)
             if config.head.source == BUILTIN:
-                # An architecture that does not fit is reported before anything is written.
-                _new_classifier(encoder, encoder.module.state_dict(), ["any"], 0)
+                _new_classifier(encoder, ["any"], 0)  # one that does not fit is reported before anything is written
             else:
                 head = _make_head(config, encoder, benchmark, progress)
                 encoder = image_tower(encoder)
@@ -164,8 +159,6 @@ def _base_and_head(
                 assert run.head is not None
                 save_head(head, run.head)
             save_encoder(encoder, run.base)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
 
 
@@ -256,43 +249,29 @@ def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Ben
 # -- a new classifier for each task -----------------------------------------------------------------------------------
 
 
-def _new_classifier(base: Encoder, inner: Mapping[str, Tensor], classes: Sequence[str], seed: int) -> Any:
-    """Makes a classifier of transformers over some classes: the encoder's tensors `inner`, all else new, by a seed.
+def _new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Any:
+    """Makes a classifier of transformers over some classes: the encoder's tensors, all else new, by a seed.
 
-    New are the classifier and, where `inner` has none and the architecture wants one, the pooler.
+    New are the classifier and, where the encoder has none and the architecture wants one, the pooler.
     """
-    config: Any = copy.deepcopy(base.module.config)
+    import transformers
+
+    config: Any = copy.deepcopy(encoder.module.config)
     config.id2label = dict(enumerate(classes))
     config.label2id = {name: k for k, name in enumerate(classes)}
     config.problem_type = "single_label_classification"  # also where there is but one class
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            module: Any = _auto_class(base).from_config(config)
+            kind = "Sequence" if encoder.tokenizer is not None else "Image"
+            module: Any = getattr(transformers, f"AutoModelFor{kind}Classification").from_config(config)
         except ValueError as error:
-            raise InputError(f"{base.path}: head.source is 'builtin', but {first_line(error)}") from None
-    missing = sorted(module.base_model.load_state_dict(inner, strict=False).missing_keys)
+            raise InputError(f"{encoder.path}: head.source is 'builtin', but {first_line(error)}") from None
+    missing = sorted(module.base_model.load_state_dict(encoder.module.state_dict(), strict=False).missing_keys)
     lacking = [name for name in missing if "pooler" not in name.split(".")]
     if lacking:
         raise InputError(
-            f"{base.path}: head.source is 'builtin', but {type(module).__name__} does not begin with this encoder: it "
-            f"lacks {len(lacking)} tensors, first {lacking[0]!r}; choose a BERT-like encoder of texts, or a ViT or DeiT"
+            f"{encoder.path}: head.source is 'builtin', but {type(module).__name__} does not begin with this encoder: "
+            f"it lacks {len(lacking)} tensors, first {lacking[0]!r}; choose an encoder such as BERT, ViT or DeiT"
         )
-    return module.to(base.device)
-
-
-def _read_inner(base: Encoder, classifier: Path | None) -> dict[str, Tensor]:
-    """Returns the encoder's tensors in a saved classifier, or the base's."""
-    if classifier is None:
-        return base.module.state_dict()
-    with quiet():
-        module: Any = _auto_class(base).from_pretrained(classifier, local_files_only=True)
-    tensors: dict[str, Tensor] = module.base_model.state_dict()
-    return tensors
-
-
-def _auto_class(base: Encoder) -> Any:
-    import transformers
-
-    kind = "Sequence" if base.tokenizer is not None else "Image"
-    return getattr(transformers, f"AutoModelFor{kind}Classification")
+    return module.to(encoder.device)

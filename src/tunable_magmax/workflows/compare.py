@@ -207,7 +207,7 @@ def compare(
             fitted = bench.fit(spec, material.all)
             kind: HeadKind = "old" if fitted.kind == "old" else "fitted"
             right = _right(bench.logits(spec, samples, fitted.linear), samples)
-            models.append((spec.title(run.labels), kind, spec, right))
+            models.append((spec.title(run.names), kind, spec, right))
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
@@ -217,7 +217,7 @@ def compare(
         run=str(run.path),
         data=origin,
         model=None if folder is None else str(folder),
-        weights=dict(zip(run.labels, map(float, chosen.weights), strict=True)),
+        weights=dict(zip(run.names, map(float, chosen.weights), strict=True)),
         samples=len(samples),
         unreadable=samples.prepared.failed,
         unknown_labels=labelled.unknown,

@@ -71,13 +71,13 @@ class InitResult:
     @property
     def profiles(self) -> dict[str, Profile]:
         """The profiles of the run, by task."""
-        pairs = () if self.run is None else zip(self.run.labels, self.run.profiles, strict=True)
+        pairs = () if self.run is None else zip(self.run.names, self.run.profiles, strict=True)
         return {name: profile for name, profile in pairs if profile is not None}
 
     @property
     def kept(self) -> dict[str, KeptEntry]:
         """What the run keeps of each task, by task."""
-        pairs = () if self.run is None else zip(self.run.labels, self.run.kept, strict=True)
+        pairs = () if self.run is None else zip(self.run.names, self.run.kept, strict=True)
         return {name: entry for name, entry in pairs if entry is not None}
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,10 +126,11 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
                 part[name] = replace(part[name], classes=classes)
     run = _written(inputs, options, progress)
     how: dict[str, Any] = {"rows": reading.max_samples or ROWS, "batch": reading.batch, "progress": progress}
-    base = _base_encoder(run, reading.device) if data else None
+    base: Encoder | None = None
     for done, (name, samples) in enumerate(data.items()):
         try:
             encoder = load_encoder(run.checkpoints[name], reading.device, assets=run.base)
+            base = base or load_encoder(run.base, reading.device)
             profile, file = make_profile(name, samples, encoder, base=base, **how), run.profile_path(name)
             _refuse_other_task(run, name, profile)
             if file.exists():
@@ -172,18 +173,9 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
     if isinstance(head, Path):
         run.register_head(head, inputs.base)
     if options.keep == 0 and not inputs.data:
-        for label in run.labels:
+        for label in run.names:
             run.register_kept(label, None)
     return run
-
-
-def _base_encoder(run: Run, device: str | None) -> Encoder | None:
-    """Returns the run's base, if it can embed."""
-    try:
-        return load_encoder(run.base, device)
-    except InputError as error:
-        warnings.warn(f"no embeddings by the run's base, which estimates from inputs need: {error}", stacklevel=2)
-        return None
 
 
 def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
@@ -192,14 +184,13 @@ def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
     That is so if its classes are another task's and not its own, or if its samples are another task's.
     """
     table = {label: count for label, count in profile.label_table.items() if count}
-    own = run.own_classes(run.labels.index(name))
-    for t, label in enumerate(run.labels):
+    own = run.own_classes(run.names.index(name))
+    for t, label in enumerate(run.names):
         other, theirs = run.profiles[t], run.own_classes(t)
         if label == name or theirs is None:
             continue
         elsewhere = own is not None and table.keys().isdisjoint(own) and table.keys() <= set(theirs)
-        rows = None if other is None else other.base_features
-        same = rows is not None and profile.base_features is not None and np.array_equal(rows, profile.base_features)
+        same = other is not None and np.array_equal(other.base_features, profile.base_features)
         if elsewhere or same:
             raise InputError(
                 f"the data given for {name} looks like that of {label}: its classes are {some_of(table)}; give the "

@@ -96,7 +96,7 @@ class Run:
     @property
     def names(self) -> tuple[str, ...]:
         """What the tasks are called; task 1, task 2, ... where the run does not say."""
-        return self._run.labels
+        return self._run.names
 
     @property
     def checkpoints(self) -> dict[str, Path]:
@@ -111,7 +111,7 @@ class Run:
     @property
     def profiles(self) -> dict[str, Profile]:
         """The profiles by task, of those that have one."""
-        pairs = zip(self._run.labels, self._run.profiles, strict=True)
+        pairs = zip(self._run.names, self._run.profiles, strict=True)
         return {name: profile for name, profile in pairs if profile is not None}
 
     @property

@@ -99,7 +99,7 @@ def by_hand(sources: SiteSources, run: Run) -> Preference | None:
         return Preference.from_alpha(sources.alpha, tasks)
     if sources.weights is None:
         return Preference.equal(tasks) if sources.equal else None
-    weights = read_weights(in_order(sources.weights, run.labels), tasks)
+    weights = read_weights(in_order(sources.weights, run.names), tasks)
     return Preference.from_weights(list(map(float, weights or ())))
 
 
@@ -140,7 +140,7 @@ def _by_labels(site: Site) -> Preference:
         counts = [profile.label_table for profile in site.run.require_profiles("labels")]
         return Preference.from_labels(counts, site.labels, seed=site.seed)
     # The classes of the run say nothing of the weights then, and a prior of task names would be none of classes.
-    found = Preference.from_labels([{label: 1} for label in site.run.labels], site.labels, seed=site.seed)
+    found = Preference.from_labels([{label: 1} for label in site.run.names], site.labels, seed=site.seed)
     return replace(found, prior=None)
 
 
@@ -153,7 +153,7 @@ def _by_probe(site: Site) -> Preference:
     labelled = site.sources.labels is not None
     facts: dict[str, Any] = {"probe": probe.facts()}
     if labelled:
-        labels, names = site.labels, site.run.labels
+        labels, names = site.labels, site.run.names
         rows = groups.of_task_names(labels, names) if site.by_task else groups.of_labels(labels)
         known = rows[rows.any(axis=1)]
         facts |= {"inputs": len(features), "labels": len(known), "unknown": len(rows) - len(known)}

@@ -22,7 +22,6 @@ from tunable_magmax.errors import some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading, SiteSources
 
@@ -97,7 +96,7 @@ class Site:
     @cached_property
     def by_task(self) -> bool:
         """Whether the labels are names of tasks. A name of both is a class, and so are indices."""
-        labels, tasks = set(self._read_labels), set(self.run.names or ())
+        labels, tasks = set(self._read_labels), set(self.run.names)
         classes = {name for profile in self.run.profiles if profile is not None for name in profile.classes}
         classes.update(*self.run.classes.values())
         both = sorted(labels & tasks & classes)
@@ -137,16 +136,16 @@ class Site:
         from tunable_magmax.models.encoder import load_encoder
 
         profiles = self.run.require_profiles("a probe")
-        require_base(profiles)
         encoder = load_encoder(self.run.base, self.reading.device)
-        profiles[0].require(base=encoder.digest)
+        for profile in profiles:
+            profile.require(base=encoder.digest)
         return self._embed(encoder)
 
     @cached_property
     def probe(self) -> TaskProbe:
         """The probe of the tasks' rows under the base, fitted once."""
         profiles = self.run.require_profiles("a probe")
-        rows = [profile.base_features for profile in profiles if profile.base_features is not None]
+        rows = [profile.base_features for profile in profiles]
         return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
 
     @cached_property
@@ -360,9 +359,8 @@ def open_site_material(
         home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
         names = samples.label_names()
         labelled = bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
-    has_rows = all(profile is not None and profile.base_features is not None for profile in bench.run.profiles)
     given = next((name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None), None)
-    if fits and given is not None and has_rows and not bench.is_builtin:
+    if fits and given is not None and None not in bench.run.profiles and not bench.is_builtin:
         samples = site.open_samples(given)
         rows = choose_rows(len(samples), MOST_ANCHORS, site.seed)
         inputs = bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))

@@ -106,8 +106,8 @@ class Decision:
             mixture=MixtureRecord(
                 preference.method,
                 samples if isinstance(samples, int) else None,
-                dict(zip(run.labels, preference.weights, strict=True)),
-                None if ends is None else {name: list(pair) for name, pair in zip(run.labels, ends, strict=True)},
+                dict(zip(run.names, preference.weights, strict=True)),
+                None if ends is None else {name: list(pair) for name, pair in zip(run.names, ends, strict=True)},
                 preference.expected_error,
                 round(effective_tasks(preference.weights), 2),
                 ood_share if isinstance(ood_share, float) else None,

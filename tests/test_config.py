@@ -105,12 +105,16 @@ def test_each_problem_is_one_line(data, says):
     assert found.startswith(says)
 
 
-def test_single_values_are_set():
+def test_single_values_are_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
     data = {"a": {"b": 1}, "c": None}
     set_value(data, "a.b=[1, 2]")
     set_value(data, "c.d.e=x")
-    set_value(data, "place=here", {"place": str.upper})
-    assert data == {"a": {"b": [1, 2]}, "c": {"d": {"e": "x"}}, "place": "HERE"}
+    for change in ("model=here", "data=there", "word=here", "file=./none"):
+        set_value(data, change)
+    places = {"model": str(tmp_path / "here"), "file": str(tmp_path / "none"), "data": "there", "word": "here"}
+    assert data == {"a": {"b": [1, 2]}, "c": {"d": {"e": "x"}}, **places}
     for change in ("a.b", "a.b.c=1", "c=[1"):
         with pytest.raises(InputError, match=f"--set {change}".replace("[", r"\[")):
             set_value(data, change)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from tunable_magmax.errors import InputError, bulleted, closest
 from tunable_magmax.files import DEEPEST, TOO_DEEP, parse_json, read_whole
-
-Reader: TypeAlias = Callable[[Any], Any]
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For `__pydantic_config__` of the dataclasses that describe files."""
@@ -224,38 +221,26 @@ def parse_yaml(content: bytes | str) -> Any:
     return parsed
 
 
-def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:
+PATH_KEYS = ("model", "data", "file")
+"""What keys that hold paths are called."""
+
+
+def set_value(content: Any, change: str) -> None:
     """Sets a value in nested mappings, in place: "train.lr=3e-5".
 
-    `paths`: keys that hold paths, each with a function that makes the path independent of where the file is. They may
-    also be inside a mapping that is set, as in "benchmark={data: cifar, ...}".
+    A path that is there counts from the current directory, wherever the file is.
     """
     path, equals, value = change.partition("=")
     *outer, last = path.split(".")
-    place = content
     for key in outer:
-        if isinstance(place, dict) and place.get(key) is None:
-            place[key] = {}  # not there, or there without a value
-        place = place[key] if isinstance(place, dict) else None
-    if not equals or not isinstance(place, dict):
+        if isinstance(content, dict) and content.get(key) is None:
+            content[key] = {}  # not there, or there without a value
+        content = content[key] if isinstance(content, dict) else None
+    if not equals or not isinstance(content, dict):
         raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
+    if last in PATH_KEYS and (value.startswith(".") or Path(value).expanduser().exists()):
+        value = str(Path(value).expanduser().absolute())
     try:
-        place[last] = parse_yaml(value)
+        content[last] = parse_yaml(value)
     except ValueError as error:
         raise InputError(f"--set {change}: the value is not readable ({error})") from None
-    for key, read in paths.items():
-        if f"{key}.".startswith(f"{path}."):
-            _replace(content, key.split("."), read)
-
-
-def path_here(value: Any) -> Any:
-    """Returns a path typed on the command line as an absolute one. Other values stay, to be refused later."""
-    return str(Path(value).expanduser().absolute()) if isinstance(value, str) and value else value
-
-
-def _replace(content: Any, keys: Sequence[str], read: Reader) -> None:
-    *outer, last = keys
-    for key in outer:
-        content = content.get(key) if isinstance(content, dict) else None
-    if isinstance(content, dict) and last in content:
-        content[last] = read(content[last])

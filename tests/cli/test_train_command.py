@@ -67,7 +67,7 @@ def test_json_quiet_and_changes(tmx, tmp_path):
     assert (told["trained"], again["trained"], again["tasks"]) == (2, 0, told["tasks"])
     other = tmx("train", path, "-o", out, *changes[:-2], *CPU)
     assert other.code == 2
-    assert "is a run of another configuration; choose another directory with -o, or undo this:" in other.err
+    assert "choose another directory with -o, or undo this:" in other.err
     assert "  - train.epochs: 1 there, 2 now" in other.err
 
 

@@ -170,13 +170,16 @@ def test_arrays_that_are_not_bytes_by_rows_are_refused(values):
     ("change", "says"),
     [
         ({"train": b"\x80\x02"}, "train: not a readable pickle"),
-        ({"train": pickle.dumps({"data": 1}, protocol=4)}, "train: 'fine_labels'"),
+        ({"train": pickle.dumps({"data": 1}, protocol=4)}, "train: expected 'fine_labels'"),
         ({"train": pickle.dumps([1], protocol=2)}, "train: not a readable pickle"),
-        ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, "meta: .* 'fine_label_names'"),
-        ({"test": pickle.dumps({"fine_labels": [1]}, protocol=2)}, "test: 'data'"),
-        ({"test": python2({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})}, "2 labels"),
-        ({"test": pickle.dumps({"fine_labels": [1, 2], "data": np.zeros((2, 3072), np.int64)}, protocol=4)}, "'data'"),
-        ({"test": python2({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})}, "1 to 9"),
+        ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, "'fine_label_names'"),
+        ({"test": pickle.dumps({"fine_labels": [1]}, protocol=2)}, "test: expected"),
+        ({"test": python2({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})}, "test: expected"),
+        (
+            {"test": pickle.dumps({"fine_labels": [1, 2], "data": np.zeros((2, 3072), np.int64)}, protocol=4)},
+            "test: expected",
+        ),
+        ({"test": python2({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})}, "test: expected"),
     ],
 )
 def test_bad_archives(tmp_path, change, says):
@@ -186,7 +189,7 @@ def test_bad_archives(tmp_path, change, says):
 
 def test_what_is_no_archive(tmp_path):
     path = packed(tmp_path / "a.tar.gz", {"train": python_files()["train"]})
-    with pytest.raises(InputError, match=r"found \['train'\]"):
+    with pytest.raises(InputError, match="expected the files train, test, meta"):
         opened(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match="not a readable archive"):

@@ -101,7 +101,7 @@ def test_a_run_is_complete(made):
     assert setup["digests"]["base"] == read_state(run.path / "base")[1]
     assert setup["digests"]["head"] == read_state(run.path / "classifier-head.safetensors")[1]
     assert set(setup["versions"]) == {"tunable_magmax", "torch", "transformers", "python"}
-    assert setup["benchmark"]["task_sizes"] == [2, 2]
+    assert setup["benchmark"]["classes"] == {"task-01": ["card", "hello"], "task-02": ["pay", "bill"]}
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import replace
 
 import builtin_run
 import pytest
@@ -22,8 +22,7 @@ def found_for(run, labelled, trials=100, max_samples=None, progress=None, seed=0
 
 def changed(run, **changes):
     """The same run with other values for each task."""
-    record = json.loads((run.path / "run.json").read_text())
-    return Run(run.path, {**record, "tasks": [{**task, **changes} for task in record["tasks"]]})
+    return Run(run.path, replace(run.record, tasks=tuple(replace(task, **changes) for task in run.record.tasks)))
 
 
 @pytest.mark.parametrize("classes", [("red", "blue"), ("red", "green")])

@@ -62,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Samples and the tasks they belong to. `facts` records what was chosen, drawn and left out, for JSON.
+    """Samples and the tasks they belong to. `facts` says for JSON what is in which task.
 
     `classes` are the labels' own names; `prompts`: the templates that suit them, or the name of a set of templates.
     """
@@ -87,26 +87,31 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     ...     _ = Path(folder, "all.csv").write_text("\\n".join(["text,label", *rows]))
     ...     data_set = read_section({"name": "texts", "data": "all.csv", "tasks": 2}, Path(folder))
     ...     benchmark = open_benchmark(data_set)
-    >>> benchmark.facts["task_sizes"], [len(task.train) for task in benchmark.tasks], len(benchmark.test)
-    ([3, 2], [12, 8], 5)
+    >>> benchmark.facts["classes"], [len(task.train) for task in benchmark.tasks], len(benchmark.test)
+    ({'task-01': ['a', 'b', 'c'], 'task-02': ['d', 'e']}, [12, 8], 5)
     """
     split = data_set.open()
     train, test = split.train, _with_classes_of(split.train, split.test, data_set)
-    facts: dict[str, Any] = dict(split.facts)
     if isinstance(data_set.tasks, Mapping):
-        groups = named_groups(data_set.tasks, train.classes)
-        kept = sorted(index for group in groups.values() for index in group)
-        place = {index: k for k, index in enumerate(kept)}
-        facts["left_out"] = [name for k, name in enumerate(train.classes) if k not in place]
+        named = named_groups(data_set.tasks, train.classes)
+        place = {index: k for k, index in enumerate(sorted(index for group in named.values() for index in group))}
         train, test = (_restricted(samples, place) for samples in (train, test))
-        groups = {name: tuple(place[index] for index in group) for name, group in groups.items()}
+        groups = {name: tuple(place[index] for index in group) for name, group in named.items()}
     else:
         width = max(2, len(str(data_set.tasks)))
         divided = equal_parts(order_indices(data_set.order, train.classes, data_set.name), data_set.tasks)
         groups = {f"task-{t:0{width}d}": classes for t, classes in enumerate(divided, 1)}
     tasks = tuple(_task(name, classes, train, test, data_set) for name, classes in groups.items())
-    facts |= _record(data_set, train, tasks) | {"untested": _require_samples(train, test, tasks)}
-    facts["digest"] = _digest(train, test, tasks, split.drawn)
+    _require_samples(train, test, tasks)
+    divided_samples = [[task.name, task.classes, task.train, task.test] for task in tasks]
+    # Equal wherever the data lies; no inputs are read.
+    content = json.dumps([train.classes, train.labels, test.labels, split.drawn, divided_samples])
+    facts = {
+        "classes": {task.name: [train.classes[index] for index in task.classes] for task in tasks},
+        "train": {task.name: len(task.train) for task in tasks},
+        "test": {task.name: len(task.test) for task in tasks},
+        "digest": hashlib.sha256(content.encode()).hexdigest(),
+    }
     return Benchmark(data_set.name, train.kind, train.classes, train, test, tasks, facts, data_set.prompts)
 
 
@@ -149,8 +154,8 @@ def _task(name: str, classes: tuple[int, ...], train: Samples, test: Samples, da
     return Task(name, classes, tuple(kept), tuple(tested), tuple(held))
 
 
-def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> list[str]:
-    """Refuses classes without training samples and tasks without test samples; returns the classes without any."""
+def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> None:
+    """Refuses classes without training samples and tasks without test samples."""
     learned = {index for task in tasks for index in task.classes}
     empty = some_of(repr(train.classes[index]) for index in sorted(learned - {*train.require_labels()}))
     if empty:
@@ -164,26 +169,3 @@ def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> li
             f"{test.origin}: no test sample for {some_of(untested, show=repr)} of the {len(tasks)} tasks; "
             "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
         )
-    return [test.classes[index] for index in sorted(learned - {*test.require_labels()})]
-
-
-def _record(data_set: DataSet, train: Samples, tasks: Sequence[Task]) -> dict[str, Any]:
-    named = [[train.classes[index] for index in task.classes] for task in tasks]
-    return {
-        "name": data_set.name,
-        "options": data_set.record(),
-        "classes": list(train.classes),
-        "order": [name for classes in named for name in classes],
-        "task_sizes": [len(classes) for classes in named],
-        "tasks": [
-            {"name": task.name, "classes": classes, "train": len(task.train), "test": len(task.test)}
-            for task, classes in zip(tasks, named, strict=True)
-        ],
-    }
-
-
-def _digest(train: Samples, test: Samples, tasks: Sequence[Task], drawn: Sequence[int]) -> str:
-    """Returns the SHA-256 of classes, labels, split and tasks: equal wherever the data lies. Reads no inputs."""
-    divided = [[task.name, task.classes, task.train, task.test] for task in tasks]
-    content = json.dumps([train.classes, train.labels, test.labels, drawn, divided])
-    return hashlib.sha256(content.encode()).hexdigest()

@@ -58,11 +58,11 @@ def open_archive(path: Path) -> tuple[Samples, Samples]:
                 members[name] = read_cifar_pickle(opened.read(), f"{path}/{name}")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise InputError(f"{path}: not a readable archive ({str(error).split(':')[0]}); {INSTEAD}") from None
-    if len(members) < len(FILES):
-        raise InputError(f"{path}: expected {ARCHIVE} with the files {', '.join(FILES)}, found {sorted(members)}")
-    classes = members["meta"].get("fine_label_names")
-    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        raise InputError(f"{path}/meta: no list of names under 'fine_label_names'; {INSTEAD}")
+    classes = members.get("meta", {}).get("fine_label_names")
+    if len(members) < len(FILES) or not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise InputError(
+            f"{path}: expected the files {', '.join(FILES)}, with a list of names under 'fine_label_names'; {INSTEAD}"
+        )
     train, test = (_samples(f"{path}/{name}", members[name], tuple(classes)) for name in ("train", "test"))
     return train, test
 
@@ -107,12 +107,12 @@ def _bytes(state: tuple[Any, ...]) -> NDArray[np.uint8]:
 def _samples(origin: str, values: dict[str, Any], classes: tuple[str, ...]) -> Samples:
     """Makes samples of labels and raw pixels, one colour of an image after the other."""
     labels, data = values.get("fine_labels"), values.get("data")
-    if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
-        raise InputError(f"{origin}: 'fine_labels' is no list of numbers; {INSTEAD}")
-    if not isinstance(data, np.ndarray) or data.size != len(labels) * 3 * SIDE * SIDE:
-        raise InputError(f"{origin}: 'data' is not {3 * SIDE * SIDE} bytes for each of {len(labels)} labels")
-    if not 0 <= min(labels) <= max(labels) < len(classes):
-        raise InputError(f"{origin}: a label is outside the {len(classes)} class names: {min(labels)} to {max(labels)}")
+    valid = isinstance(labels, list) and all(type(label) is int and 0 <= label < len(classes) for label in labels)
+    if not labels or not valid or not isinstance(data, np.ndarray) or data.size != len(labels) * 3 * SIDE * SIDE:
+        raise InputError(
+            f"{origin}: expected 'fine_labels', numbers of the {len(classes)} class names, and 'data', "
+            f"{3 * SIDE * SIDE} bytes for each; {INSTEAD}"
+        )
     pixels = data.reshape(len(labels), 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
     def load(positions: Sequence[int]) -> Iterator[Any]:

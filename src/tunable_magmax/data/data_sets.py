@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text
-from tunable_magmax.data.cifar100 import ARCHIVE, find_archive, open_archive
+from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
 from tunable_magmax.data.orders import Item, OrderSection, rooted
 from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
@@ -35,14 +35,10 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and test samples of a data set; `facts` says how they were split.
-
-    `drawn`: which of all samples are for testing, where a seed decided.
-    """
+    """Training and test samples of a data set; `drawn`: which of all are for testing, where a seed decided."""
 
     train: Samples
     test: Samples
-    facts: dict[str, Any]
     drawn: tuple[int, ...] = ()
 
 
@@ -107,11 +103,10 @@ class FileDataSet(DataSet):
         splits = find_splits(self.path)
         found = next((name for name in TEST_NAMES if TRAIN in splits and name in splits), None)
         if found is not None:
-            return Split(self.read(TRAIN), self.read(found), {"split": "as found", "files": [TRAIN, found]})
+            return Split(self.read(TRAIN), self.read(found))
         samples = self.read(None)
         train, test = split_groups(samples.require_labels(), self.test_share, self.split_seed)
-        facts = {"split": "drawn from each class", "test_share": self.test_share, "split_seed": self.split_seed}
-        return Split(samples.subset(train), samples.subset(test), facts, tuple(test))
+        return Split(samples.subset(train), samples.subset(test), tuple(test))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +124,7 @@ class Cifar100(Images):
 
     def open(self) -> Split:
         archive = find_archive(self.path)
-        if archive is None:
-            return super().open()
-        train, test = open_archive(archive)
-        return Split(train, test, {"split": "as found", "files": [ARCHIVE]})
+        return super().open() if archive is None else Split(*open_archive(archive))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +196,7 @@ class Glyphs(DataSet):
 
     def open(self) -> Split:
         opened = imported("tunable_magmax.experiments.glyphs:glyph_samples")
-        train, test = opened(classes=self.classes, train=self.train, test=self.test, seed=self.seed)
-        return Split(train, test, {"split": "drawn apart"})
+        return Split(*opened(classes=self.classes, train=self.train, test=self.test, seed=self.seed))
 
 
 DATA_SETS: dict[str, type[DataSet]] = {

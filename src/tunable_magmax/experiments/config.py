@@ -11,11 +11,11 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, read_yaml, refuse, set_value
+from tunable_magmax.config import STRICT, NotNegative, Positive, gather, read_yaml, refuse, set_value
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.environments import VARIANTS, Count, EnvironmentOptions, Variants
 from tunable_magmax.experiments.rows import Row
-from tunable_magmax.training.config import PATHS, TrainConfig
+from tunable_magmax.training.config import TrainConfig
 
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 HOLDOUT = 0.05
@@ -104,12 +104,12 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     """Reads a YAML, or one that comes with this package by its name: "glyphs/characters-5".
 
     `changes`, as "run.model=clip/", replace single values. Relative paths in the file count from its directory, those
-    in `changes` from the current one.
+    in `changes` from the current one if they are there.
     """
     path = find_experiment(path)
     data = _loaded(path)
     for change in changes:
-        set_value(data, change, _PATHS)
+        set_value(data, change)
     problems: list[str] = []
     file = gather(Experiment, data, problems)
     refuse(problems, str(path))
@@ -163,6 +163,3 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
             both[key] = _merged(below[key], above[key])
     return both
-
-
-_PATHS: dict[str, Reader] = {f"run.{key}": read for key, read in PATHS.items()}

@@ -156,7 +156,7 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
 
 
 def _missing_weights(config: TrainConfig) -> Iterator[str]:
-    place = config.root / Path(config.model).expanduser()
+    place = Path(config.model)
     if config.model == GLYPHS:
         pass  # it is built in
     elif place.exists():
@@ -164,7 +164,7 @@ def _missing_weights(config: TrainConfig) -> Iterator[str]:
             open_checkpoint(place).close()
         except InputError as error:
             yield f"the model: {error}; give another one with --set run.model=PATH"
-    elif hub_name(config.model, config.root) is None:
+    elif hub_name(config.model) is None:
         yield _absent("the model", place, "run.model")
     if config.head.file is not None and not Path(config.head.file).exists():
         yield _absent("the head", Path(config.head.file), "run.head.file")

@@ -10,18 +10,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from tunable_magmax.checkpoints.hub import hub_name
+from tunable_magmax.checkpoints.hub import place_of
 from tunable_magmax.config import (
     STRICT,
     NotNegative,
     Positive,
     PositiveInt,
-    Reader,
     Seed,
     Text,
     Texts,
     gather,
-    path_here,
     read_yaml,
     refuse,
     set_value,
@@ -109,14 +107,16 @@ class RunFile:
 
 @dataclass(frozen=True)
 class TrainConfig(RunFile):
-    """A checked run.yaml. `root`: the directory that its relative paths count from; not part of the record."""
+    """A checked run.yaml, whose paths are absolute."""
 
     benchmark: DataSet  # type: ignore[assignment]  # what the mapping describes
-    root: Path = Path()
 
     @classmethod
     def read(cls, content: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
-        """Reads a mapping as run.yaml holds it; all problems are in one error. Sections may be empty."""
+        """Reads a mapping as run.yaml holds it, with paths that count from `root`; all problems are in one error.
+
+        Sections may be empty.
+        """
         root = root.absolute()  # the record is read from other directories, as by `tmx eval`
         problems: list[str] = []
         sections = {k: v for k, v in content.items() if v is not None} if isinstance(content, Mapping) else content
@@ -129,43 +129,24 @@ class TrainConfig(RunFile):
         refuse(problems, where)
         assert file is not None
         assert benchmark is not None
-        local = file.model != GLYPHS and (root / file.model).exists()
-        model = str(root / file.model) if local else file.model
+        model = file.model if file.model == GLYPHS else str(place_of(Path(file.model).expanduser(), root))
         head = file.head if file.head.file is None else replace(file.head, file=str(root / file.head.file))
-        return cls(**{**vars(file), "model": model, "benchmark": benchmark, "head": head, "root": root})
+        return cls(**{**vars(file), "model": model, "benchmark": benchmark, "head": head})
 
     def record(self) -> dict[str, Any]:
         """Returns the effective configuration: a run.yaml with every key."""
-        sections = asdict(self)
-        del sections["root"]
-        plain: dict[str, Any] = json.loads(json.dumps(sections))
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """Reads run.yaml; `changes` such as "train.lr=3e-5" replace single values.
 
-    Relative paths in the file count from its directory, those in `changes` from the current one.
+    Relative paths in the file count from its directory, those in `changes` from the current one if they are there.
     """
     path = Path(path)
     known = ", ".join(field.name for field in fields(RunFile))
     content = read_yaml(path, "a YAML file that says what to train", f"the keys {known}")
     for change in changes:
-        set_value(content, change, PATHS)
+        set_value(content, change)
     return TrainConfig.read(content, path.parent, str(path))
-
-
-def _model_here(value: Any) -> Any:
-    """Returns a model typed on the command line: a path from the current directory, unless it can only be a name."""
-    if not isinstance(value, str) or value == GLYPHS:
-        return value
-    return value if hub_name(value) is not None and not Path(value).exists() else path_here(value)
-
-
-PATHS: dict[str, Reader] = {
-    "model": _model_here,
-    "benchmark.data": path_here,
-    "benchmark.order.file": path_here,
-    "head.file": path_here,
-}
-"""The keys of run.yaml that hold paths, and how each is read when it is typed on the command line."""

@@ -86,13 +86,10 @@ def record_task(
         old = recorded(run).get(task)
         checkpoint = _free_folder(opened, task)
         write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
-        names = _class_names(task, model, data)
-        classes = [*names.values()] if _unnamed(names, task) else None
-        kept, profiled = None, False
+        names, classes, kept = _class_names(task, model, data), None, None
         try:
             if data is not None or eval_data is not None:
                 names, classes, kept = _record_data(opened, task, checkpoint, names, data, eval_data, keep)
-                profiled = True
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
@@ -100,7 +97,7 @@ def record_task(
                 stacklevel=2,
             )
         _name_rows(checkpoint, names)
-        opened.enter(task, checkpoint, classes, profiled, kept)
+        opened.enter(task, checkpoint, classes, classes is not None, kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -150,17 +147,15 @@ def callback(
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                trained, held = _data(data, parts, "train"), _data(eval_data, parts, "eval")
+                loaders = parts.get("train_dataloader"), parts.get("eval_dataloader")
+                trained, held = (
+                    given if given is not None or loader is None else loader.dataset
+                    for given, loader in zip((data, eval_data), loaders, strict=True)
+                )
                 options = {"processing_class": _processor(parts), "replace": replace, "keep": keep}
                 record_task(path, task, parts["model"], trained, eval_data=held, **options)
 
     return RecordTask()
-
-
-def _data(data: Any, parts: Any, which: str) -> Any:
-    """Returns the data that the caller named, or else the Trainer's."""
-    loader = parts.get(f"{which}_dataloader")
-    return data if data is not None or loader is None else loader.dataset
 
 
 def _processor(parts: Any) -> Any:
@@ -240,10 +235,6 @@ def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
     return {k: of_data.get(k, f"{task}/{name}") for k, name in configured.items()}
 
 
-def _unnamed(names: dict[int, str], task: str) -> bool:
-    return bool(names) and list(names.values()) == [f"{task}/LABEL_{k}" for k in names]
-
-
 def _record_data(
     run: Run, task: str, checkpoint: Path, names: dict[int, str], data: Any, eval_data: Any, keep: int
 ) -> tuple[dict[int, str], list[str], KeptEntry | None]:
@@ -256,7 +247,7 @@ def _record_data(
     held = None if eval_data is None else open_labelled(eval_data, names, processor)
     samples = held if data is None else open_labelled(data, names, processor)
     assert samples is not None
-    if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):
+    if names == {k: f"{task}/LABEL_{k}" for k in names} and not set(samples.classes) <= set(names.values()):
         names = {**names, **_voted(checkpoint, run.base, samples)}
     kept = profile_task(run, task, encoder, base, samples, held, keep=keep)
     return names, samples.present_classes(), kept
@@ -280,6 +271,5 @@ def _name_rows(checkpoint: Path, names: dict[int, str]) -> None:
     config = ModelConfig.of(checkpoint)
     if config is None or config.labels is None or not are_generic(config.labels) or len(config.labels) != len(names):
         return
-    by_row = {str(k): name for k, name in names.items()}
-    numbers = {name: k for k, name in names.items()}
-    write_json(config.path, {**config.content, "id2label": by_row, "label2id": numbers})
+    rows = {"id2label": {str(k): name for k, name in names.items()}, "label2id": {name: k for k, name in names.items()}}
+    write_json(config.path, {**config.content, **rows})

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.data_sets import imported
+from tunable_magmax.data.splits import limited
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
@@ -70,7 +70,7 @@ def train_sequence(
     with Run.training(out, config.record(), len(tasks)) as run:
         finished = len(run.tasks)
         base, head = _base_and_head(config, run, benchmark, device, progress)
-        run.check_setup(_setup(config, base, head, benchmark))
+        run.check_setup(_setup(base, head, benchmark))
         for t in range(finished, len(tasks)):
             _train(t, config, run, benchmark, base, head, progress)
         facts = [task.training for task in run.record.tasks if task.training is not None]
@@ -170,7 +170,7 @@ def _load_base(
         glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
         encoder = load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
     else:
-        encoder = load_encoder(located(Path(config.model).expanduser(), config.root), device)
+        encoder = load_encoder(config.model, device)
     texts = encoder.tokenizer is not None and not encoder.is_whole
     if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
         wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"
@@ -188,7 +188,7 @@ def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, prog
     templates = options.templates or benchmark.prompts or "plain"
     if source == "file":
         assert options.file is not None
-        head = load_head(config.root / options.file).select(classes)
+        head = load_head(options.file).select(classes)
     elif source == "glyphs":
         head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
     elif source == "means":
@@ -215,21 +215,14 @@ def _source(config: TrainConfig, encoder: Encoder) -> str:
 
 def _mean_head(encoder: Encoder, benchmark: Benchmark, seed: int, progress: Progress | None) -> Head:
     """Makes a head of class means: the base encoder embeds some training samples of each class."""
-    labels: Any = benchmark.train.labels
-    generator = torch.Generator().manual_seed(derived_seed(seed, "class means"))
-    by_class: dict[int, list[int]] = {}
-    for position in sorted({k for task in benchmark.tasks for k in task.train}):
-        by_class.setdefault(labels[position], []).append(position)
-    chosen: list[int] = []
-    for positions in by_class.values():
-        order = torch.randperm(len(positions), generator=generator)[:MEAN_SAMPLES].tolist()
-        chosen += [positions[k] for k in order]
-    inputs = prepare(encoder, benchmark.train, sorted(chosen), progress=progress)
+    positions = [position for task in benchmark.tasks for position in task.train]
+    chosen = limited(positions, benchmark.train.require_labels(), MEAN_SAMPLES, seed)
+    inputs = prepare(encoder, benchmark.train, chosen, progress=progress)
     return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)
 
 
-def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
-    """Returns what the run depends on: versions, seed, digests, and the facts of the data."""
+def _setup(base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
+    """Returns what the run depends on: versions, digests, and the facts of the data."""
     import transformers
 
     versions = {
@@ -238,7 +231,6 @@ def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Ben
         "transformers": transformers.__version__,
     }
     return {
-        "seed": config.seed,
         "device": "cpu" if base.device.type == "cpu" else torch.cuda.get_device_name(base.device),
         "versions": {**versions, "python": platform.python_version()},
         "digests": {"base": base.digest, **({} if head is None else {"head": head.digest})},

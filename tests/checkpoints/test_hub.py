@@ -92,7 +92,6 @@ def test_the_card_has_the_front_matter_that_the_hub_files_models_by(hub, models,
         "base_model": ["org/base", "org/one", "org/two"],
         "base_model_relation": "merge",
         "library_name": "transformers",
-        "pipeline_tag": "text-classification",
         "tags": ["merge", "tunable-magmax"],
     }
 

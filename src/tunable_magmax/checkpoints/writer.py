@@ -313,13 +313,9 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     is_file = out.name.endswith(".safetensors")
-    if is_file and not out.is_file():
+    if not (out.is_file() if is_file else out.is_dir()):
         raise InputError(
-            f"{out} is a directory, but a name that ends in .safetensors means one file: choose another output"
-        )
-    if not is_file and not out.is_dir():
-        raise InputError(
-            f"{out} is a file, but the output is a directory unless its name ends in .safetensors: choose another"
+            f"{out} is there, but is not what an output is: one file if its name ends in .safetensors, else a directory"
         )
     if not overwrite:
         raise InputError(f"{out} already exists: choose another output, or pass overwrite (--overwrite) to replace it")

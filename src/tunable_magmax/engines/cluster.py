@@ -26,7 +26,7 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, file_sources
 from tunable_magmax.engines.outputs import Job, shard_data, write_weights
 from tunable_magmax.engines.ray_workers import RayWorkers, find_room, ray_session
-from tunable_magmax.errors import ClusterError, InputError, StorageError
+from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Findings, Merge
@@ -161,17 +161,13 @@ class Worker:
         infos = tuple(info for info, _ in tensors)
         here = Shard(path.name, infos, b"", sum(info.nbytes for info in infos))
         data = shard_data(self._merge, self._inputs, here)
-        file = os.open(path, os.O_WRONLY)
-        try:
+        with open(path, "r+b") as file:
             for info, offset in tensors:
-                end = offset + info.nbytes
-                while offset < end:
-                    block = next(data)
-                    _write_at(file, block, offset)
-                    offset += block.nbytes
-            os.fsync(file)
-        finally:
-            os.close(file)
+                file.seek(offset)
+                while file.tell() < offset + info.nbytes:
+                    file.write(next(data))
+            file.flush()
+            os.fsync(file.fileno())
         self._inputs.refuse_changed()
         return self._merge.findings()
 
@@ -183,15 +179,6 @@ class Worker:
     def close(self) -> None:
         """Closes the inputs and the merge."""
         self._stack.close()
-
-
-def _write_at(file: int, data: memoryview, offset: int) -> None:
-    left = data.cast("B")
-    while left:
-        written = os.pwrite(file, left, offset)
-        if not written:
-            raise StorageError("nothing more can be written")
-        left, offset = left[written:], offset + written
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------

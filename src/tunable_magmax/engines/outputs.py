@@ -47,16 +47,6 @@ from tunable_magmax.merging.walker import cast_copied
 from tunable_magmax.version import __version__
 
 COPY_BLOCK = 1 << 20
-_PIPELINES = {
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForQuestionAnswering": "question-answering",
-}
-"""What the hub calls the job of a model, by how the name of its class ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +215,8 @@ def write_sidecars(
     digests[CONFIG] = output.write_file(CONFIG, (("" if located else note) + config).encode())
     added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
     digests |= {own: output.write_file(own, content) for own, content in sorted(added.files.items())}
-    written = read_json(output.folder / MODEL_CONFIG) if MODEL_CONFIG in digests else None
-    digests[CARD] = output.write_file(CARD, (model_card(report, name, config, written) + added.card).encode())
+    library = "peft" if report.reduced is not None else "transformers" if MODEL_CONFIG in digests else None
+    digests[CARD] = output.write_file(CARD, (model_card(report, name, config, library) + added.card).encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report
@@ -314,11 +304,11 @@ def _number(text: str) -> float | str:
     return short if Fraction(str(short)) == exact else text
 
 
-def model_card(report: MergeReport, base: str, config: str, model_config: Mapping[str, Any] | None) -> str:
-    """Returns the model card; `model_config` is the output's config.json, if it has one."""
+def model_card(report: MergeReport, base: str, config: str, library: str | None) -> str:
+    """Returns the model card; `library` is what loads the model."""
     reduction = f"It is {report.reduction}.\n\n" if report.reduction else ""
     return (
-        f"---\n{_front_matter(report, base, model_config)}---\n"
+        f"---\n{_front_matter(report, base, library)}---\n"
         f"\n# A merge of {report.tasks} task checkpoints into {base}\n\n"
         f"Made with tunable-magmax, method `{report.method}`.\n\n"
         f"| task | gave |\n| --- | --- |\n{_rows(report)}\n"
@@ -328,21 +318,14 @@ def model_card(report: MergeReport, base: str, config: str, model_config: Mappin
     )
 
 
-def _front_matter(report: MergeReport, base: str, model_config: Mapping[str, Any] | None) -> str:
+def _front_matter(report: MergeReport, base: str, library: str | None) -> str:
     """Returns the YAML by which the hub files a model."""
     front: dict[str, Any] = {}
     named = [report.hub.get("base", base), *(pin for role, pin in report.hub.items() if role != "base")]
     if on_hub := list(dict.fromkeys(name.partition("@")[0] for name in named if "/" in name)):
         front = {"base_model": on_hub, "base_model_relation": "merge" if report.reduced is None else "adapter"}
-    if report.reduced is not None:
-        front["library_name"] = "peft"
-    if model_config is not None:
-        front["library_name"] = "transformers"
-        classes = model_config.get("architectures")
-        names = [str(name) for name in classes] if isinstance(classes, list) else []
-        jobs = {job for name in names for ending, job in _PIPELINES.items() if name.endswith(ending)}
-        if len(jobs) == 1:
-            front["pipeline_tag"] = jobs.pop()
+    if library is not None:
+        front["library_name"] = library
     front["tags"] = ["merge", "tunable-magmax"]
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
 

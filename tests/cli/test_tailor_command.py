@@ -73,16 +73,6 @@ def test_json(tmx, text_run, tmp_path):
     assert (told["already_complete"], again["already_complete"], again["merge"]) == (False, True, told["merge"])
 
 
-def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
-    before = sorted(path.name for path in tmp_path.iterdir())
-    result = tmx("tailor", image_run.path, "--labels", labels, "-o", tmp_path / "out", "--dry-run")
-    assert (result.code, result.err) == (0, "")
-    told = json.loads(tmx("tailor", image_run.path, "--alpha", "0", "--dry-run", "--json").out)
-    assert (told["tasks"], told["known"]) == (2, "alpha")
-    assert tmx("tailor", image_run.path, "--dry-run").code == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

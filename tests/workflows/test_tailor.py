@@ -430,9 +430,9 @@ def test_what_is_told_names_tasks_and_whose_error_it_is(kind, method):
     mixture = MixtureRecord(
         "probe", 10_000, dict.fromkeys(names, 0.1), {name: [0.05, 0.15] for name in names}, 0.07, 9.9
     )
-    head = HeadRecord(kind, "it is as good", 10_000, 480, 2_000, True, 10.3, 11.4, "input", 0.1, None, 100)
+    head = HeadRecord(kind, "it is as good", 10_000, 480, 2_000, True, 10.3, 11.4, None, 100)
     expected = {name: [1.0, 1.0, 1.0] for name in ("tailored", "base", "last")}
-    record = TailorRecord({"inputs": "site"}, mixture, MergeRecord(method, 0.5, "by rule"), head, expected, "last", {})
+    record = TailorRecord({"inputs": "site"}, mixture, MergeRecord(method, 0.5, "by rule"), head, expected, "last")
     lines = {title: (result, reason) for title, result, reason in record_lines(record)}
     assert [*lines] == ["mixture", "merge", "head", "expected", "simpler"]
     assert names[0] in lines["mixture"][0]

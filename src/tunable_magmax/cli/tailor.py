@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import show_result, warn, working, wrapped
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import TailorOptions
 
 if TYPE_CHECKING:
@@ -30,29 +29,13 @@ def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> Non
     run_dir
         The run directory, with run.json, checkpoints, profiles and a head.
     """
-    from tunable_magmax.workflows.tailor import check_tailoring
     from tunable_magmax.workflows.tailor import tailor as make
 
-    if options.dry_run:
-        facts = check_tailoring(run_dir, options)
-        show_result(facts, _planned(facts))
-        return
     with working() as progress:
         made = make(run_dir, options, progress)
     for text in made.record.warnings:
         warn(text)
     show_result(made.to_dict(), _summary(made))
-
-
-def _planned(facts: dict[str, Any]) -> Iterator[str]:
-    """Yields what a dry run found."""
-    samples = plural(facts["kept"], "kept sample")
-    yield f"run       {facts['run']}: {plural(facts['tasks'], 'task')}, {facts['elements']:,} elements, {samples}"
-    yield f"site      {facts['known']}"
-    yield f"merge     {' or '.join(facts['methods'])}"
-    yield f"head      {facts['head']}"
-    state = ", which is complete: nothing would be done" if facts["complete"] else ""
-    yield "nothing is written without -o" if facts["out"] is None else f"writes    {facts['out']}{state}"
 
 
 def _summary(made: Tailored) -> Iterator[str]:

@@ -225,9 +225,8 @@ class _Seed:
             made = bench.tailored(str(row.preference), row.head, row.kept)
             about["chosen"] = made.spec.title(trained.bench.run.names)
             spec = made.spec
-            if made.head is not None:
-                head, about["head"] = made.head.linear, made.head.kind
-            if made.evidence is not None:
+            head, about["head"] = made.head.linear, made.head.kind
+            if made.head.loss is not None:
                 expected = made.evidence.expected
                 about["expected"] = {name: (each.value, each.low, each.high) for name, each in expected.items()}
                 about["simpler"] = made.evidence.simpler

@@ -38,8 +38,8 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources, TailorOptions
 from tunable_magmax.workflows.prefer import completed, find_preference, search_preference
-from tunable_magmax.workflows.site import KeptSamples, Material, Site, open_material, open_site_material, site_shares
-from tunable_magmax.workflows.tailor import Decision, decide, fits_heads
+from tunable_magmax.workflows.site import KeptSamples, Material, Site, open_material, site_shares
+from tunable_magmax.workflows.tailor import Decision, decide
 
 BATCH = 512
 KNOWN = MappingProxyType({"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"})
@@ -307,19 +307,16 @@ class EnvironmentBench:
         `most_kept`: kept samples of each class that it has, by default all.
         """
         options = TailorOptions(head="auto" if head == "fitted" else "old", seed=self.shared.seed)
-        material = self._material_of(source, self.shared.trained, options, most_kept)
+        material = self._material_of(source, self.shared.trained, head, most_kept)
         return decide(self.shared.trained.bench, material, self.preference(source), options)
 
     def head(self, trained: Trained, spec: MergeSpec, head: HeadKind, source: str) -> Linear:
         """Returns the head of a model: fitted to it, or the old one with the environment's class shares."""
-        options = TailorOptions(head="auto" if head == "fitted" else "old")
-        return trained.bench.fit(spec, self._material_of(source, trained, options).all).linear
+        return trained.bench.fit(spec, self._material_of(source, trained, head).all).linear
 
-    def _material_of(
-        self, source: str, trained: Trained, options: TailorOptions, most_kept: int | None = None
-    ) -> Material:
+    def _material_of(self, source: str, trained: Trained, head: HeadKind, most_kept: int | None = None) -> Material:
         """Returns what heads are fitted to, as `tmx tailor` opens it."""
-        joint, fits = trained is not self.shared.trained, fits_heads(trained.bench, options)
+        joint, fits = trained is not self.shared.trained, head == "fitted"
         key = source, joint, fits, most_kept
         if key not in self._material:
             kept = trained.kept if most_kept is None or trained.kept is None else _fewer(trained.kept, most_kept)
@@ -329,7 +326,7 @@ class EnvironmentBench:
                 self._material[key] = open_material(trained.bench, alone, fits=fits, kept=kept)
             else:
                 site = self.site(source)
-                self._material[key] = open_site_material(trained.bench, site, preference, fits=fits, kept=kept)
+                self._material[key] = open_material(trained.bench, preference, site, fits=fits, kept=kept)
         return self._material[key]
 
     def best_checkpoint(self) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -108,7 +108,7 @@ class Run:
         self.path, self.record = path, record
 
     @classmethod
-    def open(cls, path: str | Path, *, begun: bool = False) -> Run:
+    def open(cls, path: str | os.PathLike[str], *, begun: bool = False) -> Self:
         """Reads the run.json of a directory. `begun`: also of a run that has no tasks yet."""
         path = Path(path)
         refuse_run_file(path)

@@ -115,9 +115,8 @@ def estimate_site(
         preset = Preset("samples", "from samples", preference, out / "site-samples.json")
         preference.save(out / "site-samples.json")
         assigned = assign(site, preference)
-    # Whether labels are used was asked, and those of no task are told below.
-    told = ("labels in place", "belong to no task") if unknown else ("labels in place",)
-    warnings = [text for text in dict.fromkeys(texts()) if not any(part in text for part in told)]
+    # Labels of no task are told below.
+    warnings = [text for text in dict.fromkeys(texts()) if not (unknown and "belong to no task" in text)]
     if unknown:
         use = "these samples are left out of accuracies" if labelled else "no labels are used"
         names = some_of(dict.fromkeys(unknown), show=lambda name: repr(shortened(name)))

@@ -198,7 +198,7 @@ def compare(
                 f"it is: give at least {fewest}, better some hundred",
                 stacklevel=2,
             )
-        material, mine = open_material(bench, chosen, fits=bool(bench.views)), None
+        material, mine = open_material(bench, chosen), None
         if folder is None:
             mine, _, _ = choose_spec(bench, chosen, TailorOptions(seed=seed), material)
             specs = list(dict.fromkeys([*specs, mine]))

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from tunable_magmax.data.memory import SamplesLike
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.evaluation.run_models import refuse_adapters
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
@@ -51,10 +49,10 @@ def open_run(path: Place) -> Run:
     >>> site = run.prefer(inputs=["where is my card?", "what do I owe?"])  # doctest: +SKIP
     >>> run.tailor("site-model", preference=site)  # doctest: +SKIP
     """
-    return Run(path)
+    return Run.open(path)
 
 
-class Run:
+class Run(RunDirectory):
     """A run directory: a base, the tasks in training order, and what is known of them.
 
     Samples of a site are the path of a file or folder, as for the commands, or the samples themselves: a list of texts,
@@ -65,59 +63,13 @@ class Run:
     Run('run': 2 tasks: birds, cars; 20 classes; profiles; a head)
     """
 
-    def __init__(self, path: Place) -> None:
-        self._run = RunDirectory.open(os.fspath(path))
-
     def __repr__(self) -> str:
-        count, profiled = len(self.tasks), len(self.profiles)
+        count, profiled = len(self.tasks), sum(profile is not None for profile in self.profiles)
         parts = [f"{plural(count, 'task')}: {some_of(self.names)}"]
         parts += [f"{len({*chain(*self.classes.values())})} classes"] if self.classes else []
         parts += ["profiles" if profiled == count else f"{profiled} of {count} profiles"]
         parts += [] if self.head is None else ["a head"]  # tasks may have classifiers of their own
         return f"Run({str(self.path)!r}: {'; '.join(parts)})"
-
-    # -- what it consists of ---------------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self._run.path
-
-    @property
-    def base(self) -> Path:
-        """The pre-trained checkpoint."""
-        return self._run.base
-
-    @property
-    def tasks(self) -> tuple[Path, ...]:
-        """The tasks' checkpoints, in training order."""
-        return self._run.tasks
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the tasks are called; task 1, task 2, ... where the run does not say."""
-        return self._run.names
-
-    @property
-    def checkpoints(self) -> dict[str, Path]:
-        """The checkpoints by name: base, and every task's."""
-        return {"base": self._run.base, **self._run.checkpoints}
-
-    @property
-    def classes(self) -> dict[str, tuple[str, ...]]:
-        """The class names of each task; empty unless all are known."""
-        return self._run.classes
-
-    @property
-    def profiles(self) -> dict[str, Profile]:
-        """The profiles by task, of those that have one."""
-        pairs = zip(self._run.names, self._run.profiles, strict=True)
-        return {name: profile for name, profile in pairs if profile is not None}
-
-    @property
-    def head(self) -> Path | None:
-        """The file of the classifier head, if the run has one."""
-        return self._run.head
 
     # -- preferences -----------------------------------------------------------------------------------------------
 
@@ -140,7 +92,7 @@ class Run:
         (0.6666666666666666, 0.3333333333333333)
         """
         known = from_flat(PreferOptions, inputs=inputs, labels=labels, labelled=labelled, **options)
-        return prefer(self._run, known, progress)
+        return prefer(self, known, progress)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -176,14 +128,13 @@ class Run:
         from tunable_magmax.models.builtin import builtin_labels
         from tunable_magmax.models.state import read_tensors
 
-        refuse_adapters(self.tasks)
         found = [builtin_labels(path) for path in self.tasks]
         if any(labels is not None for labels in found) and {builtin_labels(self.base)} != set(found):
             raise InputError(
                 "the tasks have classifiers of their own, which a session does not put together: `merge` does, in "
                 "memory too"
             )
-        tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
+        tasks = {name: read_tensors(path, self.base) for name, path in self.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
     def sweep(self, out: Place, **options: Any) -> Sweep:
@@ -217,7 +168,7 @@ class Run:
         temporary = tempfile.TemporaryDirectory(prefix="tmx-") if out is None else None
         place = Path(out) if out is not None else Path(temporary.name if temporary else "", "model")
         known = from_flat(TailorOptions, out=place, inputs=inputs, labels=labels, labelled=labelled, **options)
-        made = tailor(self._run, known, progress)
+        made = tailor(self, known, progress)
         for text in made.record.warnings:
             warnings.warn(text, stacklevel=2)
         return replace(made, temporary=temporary)
@@ -233,7 +184,7 @@ class Run:
         and label, or the path of such data; by default the run's own test data. Other options are those of the command:
         seed, max_samples, device, ...
         """
-        return compare(self._run, from_flat(CompareOptions, preference=preference, data=data, **options), progress)
+        return compare(self, from_flat(CompareOptions, preference=preference, data=data, **options), progress)
 
     def evaluate(
         self,
@@ -256,7 +207,7 @@ class Run:
         if isinstance(model, Preference):
             subject = recipe_of(self.path, preference=model)
         elif isinstance(model, str):
-            places = {"last": self.tasks[-1], "all": self.path, **self.checkpoints}
+            places = {"last": self.tasks[-1], "all": self.path, "base": self.base, **self.checkpoints}
             subject = places.get(model, Path(model))
             if model not in places and not Path(model).exists():
                 hint = closest(model, list(places))

@@ -253,8 +253,6 @@ class PreferOptions:
     mmd are the paper's estimators from inputs; search tries merges on labelled samples."""
     raw: Annotated[bool, NO_OPTION] = False
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
-    prior: float | Literal["auto", "none"] = "auto"
-    """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
     trials: int = 100
     """For search: the largest number of merges. It stops after 10 without a better one."""
     seed: Annotated[int, SIGNED] = 0
@@ -292,8 +290,6 @@ class TailorOptions:
     """The seed of everything that is drawn: folds, and the keys of the merge."""
     reading: Reading = Reading()
     output: Output = Output()
-    dry_run: bool = False
-    """Read headers only, check everything, and say what would be done."""
 
     def __post_init__(self) -> None:
         if self.head not in ("auto", "fitted", "old"):

@@ -23,7 +23,7 @@ from tunable_magmax.workflows.site import Site
 
 PAPERS = ("ot", "cosine", "mmd")
 NEEDS = {"label": "labels", "search": "labelled", **dict.fromkeys(("probe", *PAPERS), "inputs")}
-"""The samples that a method needs; auto takes what there is."""
+"""The samples that a method needs, and takes alone, but for probe; auto takes what there is."""
 OOD = 0.2
 """About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance."""
 LEAST_COUNT = 0.02
@@ -56,15 +56,11 @@ def prefer(
 
 def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Preference:  # noqa: B008
     """Finds the preference of a site that is opened already, whose embeddings stay for further use."""
-    given = by_hand(site.sources, site.run)
-    if given is not None and options.method != "auto":
+    found = by_hand(site.sources, site.run)
+    if found is None:
+        found = _from_samples(site, options)
+    elif options.method != "auto":
         raise InputError(f"method {options.method} needs samples of the site: give {NEEDS[options.method]}")
-    found = _from_samples(site, options) if given is None else given
-    tables = site.run.label_tables
-    if options.prior == "none" or tables is None:
-        found = replace(found, prior=None)
-    else:
-        found = found.with_prior(tables, eps=None if options.prior == "auto" else options.prior)
     share = found.provenance.get("ood_share")
     if isinstance(share, float) and share > OOD:
         warnings.warn(
@@ -72,7 +68,7 @@ def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Pre
             "may hold something that no task held, and the weights are in doubt",
             stacklevel=2,
         )
-    return found.named(site.run.names)
+    return completed(found, site.run)
 
 
 def completed(preference: Preference, run: Run) -> Preference:
@@ -85,20 +81,21 @@ def completed(preference: Preference, run: Run) -> Preference:
 
 def by_hand(sources: SiteSources, run: Run) -> Preference | None:
     """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
-    given = [name for name in sources.named() if name not in sources.samples]
-    if not given and not sources.samples:
+    known, samples = sources.named(), sources.samples
+    if not known:
         raise InputError(
             "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are no "
             "samples of it"
         )
-    if len(given) > 1 or (given and sources.samples):
-        both = " and ".join(sources.named())
-        raise InputError(f"{both} all say how much each task matters: give one of them")
+    if len(known) > max(1, len(samples)):
+        raise InputError(f"{' and '.join(known)} all say how much each task matters: give one of them")
+    if samples:
+        return None
     tasks = len(run.tasks)
     if sources.alpha is not None:
         return Preference.from_alpha(sources.alpha, tasks)
-    if sources.weights is None:
-        return Preference.equal(tasks) if sources.equal else None
+    if sources.equal:
+        return Preference.equal(tasks)
     weights = read_weights(in_order(sources.weights, run.names), tasks)
     return Preference.from_weights(list(map(float, weights or ())))
 
@@ -121,18 +118,15 @@ def _from_samples(site: Site, options: PreferOptions) -> Preference:
         sources = replace(sources, **{used: sources.labelled})
         site = replace(site, sources=sources)
     needed = NEEDS.get(method)
-    if needed is not None and getattr(sources, needed) is None:
-        raise InputError(f"method {method} needs {needed} of the site, and there are none: give {needed}")
-    unused = {"label": "inputs", **dict.fromkeys(PAPERS, "labels")}.get(method)
-    if unused is not None and getattr(sources, unused) is not None:
-        raise InputError(f"method {method} uses {needed} only: leave out {unused}, or choose auto")
+    given = [name for name in ("inputs", "labels") if getattr(sources, name) is not None]
+    if needed is not None and (needed not in given or (given != [needed] and method != "probe")):
+        raise InputError(f"method {method} takes {needed}, not {' and '.join(given)}: give {needed}, or choose auto")
     if method in PAPERS:
         tasks: Any = [profile.features for profile in site.run.require_profiles("comparing inputs")]
         found = Preference.from_features(tasks, site.features, method, options.raw)  # type: ignore[arg-type]
     else:
         found = _by_labels(site) if sources.inputs is None else _by_probe(site)
-    copies = {} if sources.inputs is None else {key: site.facts[key] for key in ("copies",) if key in site.facts}
-    return found.with_facts(read=dict(site.facts), **copies)
+    return found.with_facts(read=dict(site.facts))
 
 
 def _by_labels(site: Site) -> Preference:

@@ -6,43 +6,40 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import choose_rows
+from tunable_magmax.checkpoints.companions import are_generic
+from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
-from tunable_magmax.errors import some_of
+from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
+from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
+from tunable_magmax.evaluation.run_models import task_labels
 from tunable_magmax.files import Progress
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading, SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Head
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import accumulate, groupby
-
-from tunable_magmax.data.arrays import Floats, Ints
-from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
-from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.kept import open_kept
 
 MOST_INPUTS = 500
 """Inputs of a site that are used unless told otherwise."""
-COPIES = 0.1
-"""A larger share of copies among the inputs is worth a warning."""
+READ_AT_ONCE = 64
+"""Inputs of a site that are read and embedded at a time."""
 MOST_JUDGING = 600
 """More labelled samples would cost time, and tell candidates apart hardly better."""
 LEAST_LABELLED = 8
@@ -75,53 +72,38 @@ class Site:
         samples = self.reading.open(source)
         if name == "labelled":
             samples.require_labels()
-        most = self.reading.max_samples or MOST_INPUTS
-        return samples if len(samples) <= most else samples.subset(choose_rows(len(samples), most, self.seed))
-
-    def frozen_head(self) -> Head | None:
-        """Reads the run's frozen head; None where the tasks have classifiers themselves."""
-        from tunable_magmax.models.head import load_head
-
-        return None if self.run.head is None else load_head(self.run.head)
+        return samples.subset(choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed))
 
     # -- labels ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _read_labels(self) -> Sequence[str]:
-        source = self.sources.labels
-        assert source is not None
-        self.facts["labels_file"] = source.name
-        return open_labels(source, self.reading.split, self.reading.label_column)
+    def _labels(self) -> list[str]:
+        """The labels as the file has them."""
+        self.facts["labels_file"] = self.sources.labels.name
+        return open_labels(self.sources.labels, self.reading.split, self.reading.label_column)
 
     @cached_property
     def by_task(self) -> bool:
         """Whether the labels are names of tasks. A name of both is a class, and so are indices."""
-        labels, tasks = set(self._read_labels), set(self.run.names)
+        labels = set(self._labels)
         classes = {name for profile in self.run.profiles if profile is not None for name in profile.classes}
         classes.update(*self.run.classes.values())
-        both = sorted(labels & tasks & classes)
-        if both:
-            warnings.warn(f"{some_of(both)}: both a class and a task; the labels are taken as classes", stacklevel=2)
-        return bool(labels & tasks) and not labels & classes and not all(map(is_index, labels))
+        return bool(labels & {*self.run.names}) and not labels & classes and not all(map(is_index, labels))
 
     @cached_property
     def labels(self) -> list[Any]:
         """The site's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
-        labels, source = self._read_labels, self.sources.labels
-        assert source is not None
         if self.by_task:
-            return list(labels)
+            return self._labels
         classes = [profile.classes for profile in self.run.require_profiles("labels")]
-        head = self.frozen_head() if all(map(is_index, labels)) else None
-        return by_name(labels, classes, source, () if head is None else head.classes)
+        head = load_head(self.run.head) if self.run.head and all(map(is_index, self._labels)) else None
+        return by_name(self._labels, classes, self.sources.labels, () if head is None else head.classes)
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def features(self) -> list[NDArray[Any]]:
         """The site's features under each task's encoder."""
-        from tunable_magmax.models.encoder import load_encoder
-
         profiles = self.run.require_profiles("comparing inputs")
         embedded = []
         for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True)):
@@ -133,8 +115,6 @@ class Site:
     @cached_property
     def base_features(self) -> NDArray[Any]:
         """The site's features under the base."""
-        from tunable_magmax.models.encoder import load_encoder
-
         profiles = self.run.require_profiles("a probe")
         encoder = load_encoder(self.run.base, self.reading.device)
         for profile in profiles:
@@ -148,26 +128,14 @@ class Site:
         rows = [profile.base_features for profile in profiles]
         return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
 
-    @cached_property
-    def _inputs(self) -> tuple[Samples, list[int]]:
-        source = self.sources.inputs
-        assert source is not None
-        samples = self.reading.open(source)
-        self.facts.update(inputs=source.name, given_inputs=len(samples))
-        if samples.labels is not None and self.sources.labels is None and self.sources.labelled is None:
-            warnings.warn(
-                f"{source} holds labels as well, which say more than inputs; labels in place of inputs uses them",
-                stacklevel=2,
-            )
-        return samples, choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed)
-
     def _embed(self, encoder: Encoder, part: int = 0, parts: int = 1) -> NDArray[Any]:
         """Embeds the readable inputs, in batches; copies are embedded once and count once."""
-        samples, positions = self._inputs
+        samples = self.reading.open(self.sources.inputs)
+        positions = choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed)
         failed: dict[int, Unreadable] = {}
         results, done = [], part * len(positions)
         distinct: dict[Any, int] = {}
-        for where, inputs in samples.batches(positions, self.reading.batch, failed):
+        for where, inputs in samples.batches(positions, READ_AT_ONCE, failed):
             fresh = []
             for position, value in zip(where, inputs, strict=True):
                 if (content := _content(value)) not in distinct:
@@ -180,11 +148,8 @@ class Site:
             if self.progress is not None:
                 self.progress("embedding", done, parts * len(positions))
         warn_unreadable(samples.origin, failed, len(positions))
-        read = len(positions) - len(failed)
-        copies = read - len(distinct)
-        if copies > COPIES * read and "copies" not in self.facts:
-            warnings.warn(f"{copies} of {read} samples are copies of others; they count once", stacklevel=2)
-        counted = {"unreadable": len(failed), "copies": copies}
+        counted = {"unreadable": len(failed), "copies": len(positions) - len(failed) - len(distinct)}
+        self.facts.update(inputs=self.sources.inputs.name, given_inputs=len(samples))
         self.facts.update({name: count for name, count in counted.items() if count})
         return np.concatenate(results)
 
@@ -232,7 +197,7 @@ class KeptSamples:
             return None
         names: list[str] = []
         for t, samples in parts.items():
-            classes = classes_in_run(run, t, samples)
+            classes = _class_names(run, t, samples)
             names += [classes[label] for label in samples.require_labels()]
         place = {name: index for index, name in enumerate(bench.classes)}
         labels = np.array([place.get(name, -1) for name in names], dtype=np.int64)
@@ -285,11 +250,8 @@ def _joined(parts: Sequence[Samples]) -> Samples:
     return Samples("kept samples", parts[0].kind, ends[-1], load)
 
 
-def classes_in_run(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
+def _class_names(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
     """Returns what the classes of a task's samples are called in the run's merged classifier."""
-    from tunable_magmax.checkpoints.companions import are_generic
-    from tunable_magmax.evaluation.run_models import task_labels
-
     if not are_generic(samples.classes):
         return samples.classes
     labels = task_labels(run.base, run.tasks)[task]
@@ -310,11 +272,6 @@ class Material:
     trained_on: bool
 
     @property
-    def fits(self) -> bool:
-        """Whether heads are fitted; else each model keeps its old head, with the site's class shares."""
-        return self.all.moved
-
-    @property
     def can_judge(self) -> bool:
         """Whether there are labelled samples enough to choose by."""
         labelled = self.all.labelled
@@ -324,19 +281,22 @@ class Material:
 def open_material(
     bench: Bench,
     preference: Preference,
-    labelled: BenchData | None = None,
-    inputs: BenchData | None = None,
+    site: Site | None = None,
     *,
     fits: bool = True,
     kept: KeptSamples | None = None,
 ) -> Material:
-    """Takes the kept samples to embed for a site, from `kept` or the run's; without `fits` only class shares count."""
+    """Takes the kept samples to embed for a site, from `kept` or the run's, and the site's own samples.
+
+    Labelled ones are to fit to, inputs show how features moved. Without `fits`, or where a fitted head could not be
+    written, only class shares count.
+    """
     shares, weights = site_shares(preference, bench.classes), tuple(preference.weights)
-    if not fits:
+    if not (fits and bench.views):
         facts = SiteFacts(weights, shares, moved=False)
         return Material(facts, facts, CANDIDATES, False)
     kept = KeptSamples.open(bench) if kept is None else kept
-    facts = SiteFacts(weights, shares, None, labelled, inputs)
+    facts = SiteFacts(weights, shares, None, *((None, None) if site is None else _own_samples(bench, site)))
     if kept is None:
         return Material(facts, facts, CANDIDATES, False)
     total = affordable(bench, tokens_of(bench, kept.first(bench)))
@@ -349,19 +309,17 @@ def open_material(
     return Material(replace(facts, kept=many), replace(facts, kept=few), count, kept.trained)
 
 
-def open_site_material(
-    bench: Bench, site: Site, preference: Preference, *, fits: bool = True, kept: KeptSamples | None = None
-) -> Material:
-    """Opens the site's own samples, too: labelled ones to fit to, and inputs that show how features moved."""
-    labelled = inputs = None
+def _own_samples(bench: Bench, site: Site) -> tuple[BenchData | None, BenchData | None]:
+    """Opens the labelled samples of a site, and some of its inputs where rows of profiles can be moved."""
+    labelled, run = None, bench.run
     if site.sources.labelled is not None:
         samples = site.open_samples("labelled")
-        home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
+        home = {name: t for t, names in enumerate(run.classes.values()) for name in names}
         names = samples.label_names()
         labelled = bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
-    given = next((name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None), None)
-    if fits and given is not None and None not in bench.run.profiles and not bench.is_builtin:
-        samples = site.open_samples(given)
-        rows = choose_rows(len(samples), MOST_ANCHORS, site.seed)
-        inputs = bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))
-    return open_material(bench, preference, labelled, inputs, fits=fits, kept=kept)
+    given = [name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None]
+    if not given or None in run.profiles or bench.is_builtin:
+        return labelled, None
+    samples = site.open_samples(given[0])
+    rows = choose_rows(len(samples), MOST_ANCHORS, site.seed)
+    return labelled, bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))

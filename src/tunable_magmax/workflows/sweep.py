@@ -129,7 +129,7 @@ def _measured(
         for weights in points.values():
             preference = completed(Preference.from_weights(list(map(float, weights))), run)
             spec = MergeSpec(method, recipe.options.get("scale"), weights)
-            fitted = bench.fit(spec, open_material(bench, preference, fits=bool(bench.views)).all)
+            fitted = bench.fit(spec, open_material(bench, preference).all)
             right = bench.logits(spec, samples, fitted.linear).argmax(axis=1) == samples.labels
             known = bool((samples.tasks >= 0).all())
             mix = float(right @ sample_weights(samples.tasks, preference.weights)) if known else None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import LoadedClassifier, Prediction
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
-VERSION = 3
+VERSION = 4
 SHOWN, LEAST_SHOWN = 5, 0.01
 """So many tasks are named, those of largest weight, if they have at least so much."""
 LONGEST_NAME = 40
@@ -40,8 +40,6 @@ class MixtureRecord:
     expected_error: float | None
     """The half-L1 error to be expected of the weights; None of those given by hand."""
     effective_tasks: float
-    ood_share: float | None = None
-    """The share of samples that are like none of the tasks'."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,6 @@ class HeadRecord:
     """Whether kept samples were trained on, so that they flatter."""
     log_loss: float | None = None
     old_log_loss: float | None = None
-    view: str = ""
-    shrinkage: float | None = None
     digest: str | None = None
     embedded: int = 0
     """Forward passes that choosing and fitting took, in samples."""
@@ -97,8 +93,6 @@ class TailorRecord:
     """The accuracy to expect with its 90 % interval: of the tailored model, the base and the last checkpoint."""
     simpler: str | None
     """"base" or "last", if it cannot be told from the tailored model."""
-    likeliest: dict[str, float]
-    """The likeliest classes of the site with their shares."""
     warnings: tuple[str, ...] = field(default=())
     version: int = VERSION
 
@@ -161,16 +155,12 @@ def card_section(record: TailorRecord) -> str:
     """Returns the section of the model card: what `record_lines` says, weights, and how to use the model."""
     lines = ["", "## Tailored to a site", ""]
     lines += [f"- {title}: {card_cell(result)} ({card_cell(reason)})" for title, result, reason in record_lines(record)]
-    if record.likeliest:
-        likely = ", ".join(f"{card_cell(name)} {share:.1%}" for name, share in record.likeliest.items())
-        lines.append(f"- likeliest classes: {likely}")
     lines += [f"- warning: {text}" for text in record.warnings]
     lines += ["", "| task | weight | interval |", "| --- | ---: | --- |"]
+    ends = record.mixture.intervals
     for name, weight in record.mixture.weights.items():
-        ends = record.mixture.intervals
-        lines.append(
-            f"| {card_cell(name)} | {weight:.4f} | {'' if ends is None else '{:.3f} to {:.3f}'.format(*ends[name])} |"
-        )
+        interval = "" if ends is None else "{:.3f} to {:.3f}".format(*ends[name])
+        lines.append(f"| {card_cell(name)} | {weight:.4f} | {interval} |")
     lines += ["", "To use it:", "", "```", "tmx predict THIS_FOLDER photo.jpg", "```", ""]
     lines += ["```python", "import tunable_magmax as tmx", ""]
     lines += ['site = tmx.load_classifier("THIS_FOLDER")', "site.predict(inputs)", "```", ""]

@@ -23,8 +23,7 @@ def sweep(source: Path, /, *, options: SweepOptions = SweepOptions()) -> None:
     tmx sweep RUN_DIR --preference a.json --preference b.json -o OUT
     tmx sweep RUN_DIR --from 1,0 --to 0,1 --data labelled.csv -o OUT
 
-    Each point is a checkpoint in OUT, just as tmx merge makes it; OUT/sweep.json sums them up. Finished points are not
-    made again.
+    Each point is a checkpoint in OUT, just as tmx merge makes it; OUT/sweep.json sums them up.
 
     Parameters
     ----------
@@ -42,25 +41,22 @@ def sweep(source: Path, /, *, options: SweepOptions = SweepOptions()) -> None:
 
 def _summary(made: Sweep, options: SweepOptions) -> Iterator[str]:
     yield f"{options.out}: {plural(len(made.points), 'point')}, {made.elements:,} elements merged by {made.method}"
-    owned, left = made.points[0].counts is not None, made.points[0].leftovers is not None
+    owned, measured = made.points[0].counts is not None, made.samples is not None
     yield "share of elements by task" if owned else "weight by task"
-    header = ["point", "scale", "length", *(["leftovers"] * left)]
-    header += [] if made.samples is None else ["accuracy", "its mix"]
+    header = ["point", "scale", *(["accuracy", "its mix"] if measured else [])]
     shares = [[float(Fraction(weight)) for weight in point.weights] for point in made.points]
     used = [t for t in range(len(made.tasks)) if any(row[t] for row in shares)]
-    rows, total = [], max(made.elements, 1)
+    rows = []
     for point, weights in zip(made.points, shares, strict=True):
-        row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
-        row += [] if point.leftovers is None else [f"{point.leftovers / total:.2%}"]
-        if made.samples is not None:
+        row = [point.name, f"{point.scale:g}"]
+        if measured:
             row += ["-" if share is None else f"{share:.1%}" for share in (point.accuracy, point.mix)]
         if point.counts is None:
             row += [f"{weights[t]:.4f}" for t in used]
         else:
-            row += [f"{point.counts[t] / total:.2%}" for t in used]
+            row += [f"{point.counts[t] / max(made.elements, 1):.2%}" for t in used]
         rows.append(row)
     yield from table(rows, [*header, *(one_line(made.tasks[t]) for t in used)], fixed=len(header))
-    yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
     if made.samples is not None:
         yield f"accuracy: of the model with a head fitted to it, on {plural(made.samples, 'sample')}"
         yield "its mix: the tasks count by the point's weights"

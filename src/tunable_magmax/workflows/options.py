@@ -378,19 +378,7 @@ class InitOptions:
     """Read headers and labels only, check everything, and say what would be done."""
 
 
-@Parameter(name="*", group=Group("The points", sort_key=0))
-@dataclass(frozen=True)
-class Route:
-    """The points of a sweep: a line between two preferences, or a list of them."""
-
-    start: Annotated[Numbers, Parameter(name="--from")] = None
-    """Begin the line with these weights, as 1,0,0 or travel=1."""
-    stop: Annotated[Numbers, Parameter(name="--to")] = None
-    """End the line with these weights."""
-    steps: int = 5
-    """Put this many points on the line, both ends included."""
-    preference: Sequence[Path] = ()
-    """Take a point from this preference file, instead of a line; give one --preference for each point."""
+POINTS = Parameter(group=Group("The points", sort_key=0))
 
 
 @Parameter(name="*")
@@ -400,11 +388,18 @@ class SweepOptions:
 
     out: Out = None
     """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
-    route: Route = Route()
+    start: Annotated[Numbers, Parameter(name="--from"), POINTS] = None
+    """Begin the line with these weights, as 1,0,0 or travel=1."""
+    stop: Annotated[Numbers, Parameter(name="--to"), POINTS] = None
+    """End the line with these weights."""
+    steps: Annotated[int, POINTS] = 5
+    """Put this many points on the line, both ends included."""
+    preference: Annotated[Sequence[Path], POINTS] = ()
+    """Take a point from this preference file, instead of a line; give one --preference for each point."""
     merging: MethodOptions = MethodOptions()
     data: FileOrValue = None
-    """Measure each point, with a head fitted to it, on these labelled samples; test stands for the run's test data if
-    there is no such file. Needs a RUN_DIR."""
+    """Measure each point, with a head fitted to it, on these labelled samples; a run's config.yaml stands for its test
+    data. Needs a RUN_DIR."""
     overwrite: bool = False
     """Replace existing outputs."""
 

@@ -1,6 +1,5 @@
-"""What public results look like at the prompt, as JSON and as pandas frames; and the names that the package shows."""
+"""What public results look like at the prompt, and as JSON; and the names that the package shows."""
 
-import sys
 import types
 
 import numpy as np
@@ -35,17 +34,6 @@ def test_reprs_are_short_however_large_the_result():
     assert repr(accuracy).startswith("Accuracy(66.7% of 3 samples right, ")
     matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)))
     assert repr(matrix).startswith("AccuracyMatrix(2 tasks; average accuracy 70.0%, forgetting 30.0%")
-
-
-def test_tables_for_pandas(monkeypatch):
-    site = tmx.Preference((3, 1), intervals=((0.5, 0.9), (0.1, 0.5)), tasks=("birds", "cars"))
-    assert site.to_frame().loc["cars"].to_dict() == {"weight": 0.25, "low": 0.1, "high": 0.5}
-    assert merged_of(2).report.to_frame()["share"].tolist() == [0.5, 0.5]
-    matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)), base=(0.5, 0.4))
-    assert matrix.to_frame().loc["after birds", "cars"] == 0.1
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(tmx.InputError, match="pip install pandas"):
-        site.to_frame()
 
 
 def test_the_package_shows_its_public_names_alone():

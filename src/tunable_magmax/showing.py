@@ -1,14 +1,8 @@
-"""How results show themselves in Python: short texts and pandas frames."""
+"""How results show themselves in Python: short texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from tunable_magmax.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas
+from collections.abc import Sequence
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -29,12 +23,3 @@ def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5)
     largest = sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:limit]
     more = f" and {len(shares) - limit:,} more" if len(shares) > limit else ""
     return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
-
-
-def data_frame(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], name: str) -> pandas.DataFrame:
-    """Returns a pandas frame with a named index."""
-    try:
-        import pandas
-    except ImportError:
-        raise InputError("to_frame needs pandas: pip install pandas; to_dict has the same values without it") from None
-    return pandas.DataFrame(dict(columns), index=pandas.Index(list(index), name=name))

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -72,39 +72,39 @@ class Table:
         if self.pictures and text_column is None:
             samples = Samples(self.origin, "image", self.size, next(iter(self.pictures.values())))
         else:
-            column = self._column(self.columns, text_column, "--text-column") or find_column(self.columns, TEXT_COLUMNS)
+            column = self._find(self.columns, "--text-column", text_column, TEXT_COLUMNS)
             if column is None:
                 raise InputError(
                     f"{self.origin}: no column of texts among {_shown(self.columns)}: call it 'text' in the first "
                     "line, or name it with --text-column (in run.yaml: text_column)"
                 )
             samples = text_samples(self.origin, self._strings(column))
-        label = self._label_column(label_column, [name for name in self.columns if name != column])
+        others = [name for name in self.columns if name != column]
+        label = self._find(others, "--label-column", label_column, LABEL_COLUMNS)
         return samples if label is None else self._labelled(samples, label)
 
     def labels(self, label_column: str | None) -> list[str]:
         """Returns the labels: those of the label column, or of the only column unless it is one of texts."""
-        column = self._label_column(label_column, self.columns)
-        only = self.columns[0] if len(self.columns) == 1 and not self.pictures else None
-        if column is None and (only is None or (only != LINES and find_column([only], TEXT_COLUMNS))):
+        column = self._find(self.columns, "--label-column", label_column, LABEL_COLUMNS)
+        if column is None and not self.pictures and len(self.columns) == 1:
+            (only,) = self.columns
+            column = None if find_column([only], TEXT_COLUMNS) and only != LINES else only
+        if column is None:
             raise InputError(
                 f"{self.origin}: no column of labels among {_shown(self.columns)}: call it 'label', or name it with "
                 "--label-column; inputs without labels are given with --inputs"
             )
-        labelled = self._labelled(text_samples(self.origin, [""] * self.size), column or str(only))
-        return labelled.label_names()
+        return self._labelled(text_samples(self.origin, [""] * self.size), column).label_names()
 
-    def _column(self, among: Sequence[str], asked: str | None, option: str) -> str | None:
-        """Returns the column that was asked for, which must be there."""
-        if asked is not None and asked not in among:
+    def _find(self, among: Sequence[str], option: str, asked: str | None, usual: Sequence[str]) -> str | None:
+        """Returns the column that was asked for, which must be there, or else one with a usual name."""
+        if asked is None:
+            return find_column(among, usual)
+        if asked not in among:
             raise InputError(
                 f"{self.origin}: {option} is {asked!r}{closest(asked, among)}, but the columns are {_shown(among)}"
             )
         return asked
-
-    def _label_column(self, asked: str | None, among: Sequence[str]) -> str | None:
-        """Returns the column that is asked for, else that with a usual name."""
-        return self._column(among, asked, "--label-column") or find_column(among, LABEL_COLUMNS)
 
     def _strings(self, column: str) -> list[str]:
         """Returns a column as texts; a cell that is neither a text nor a whole number, or is empty, is refused."""
@@ -128,7 +128,7 @@ class Table:
                 f"{self.origin}: sample {wrong + 1} has {values[wrong]!r} as {column!r}, expected 0 to "
                 f"{len(names) - 1}: there are {len(names)} class names"
             )
-        return Samples(samples.origin, samples.kind, samples.size, samples.load, tuple(names), tuple(values))
+        return replace(samples, classes=tuple(names), labels=tuple(values))
 
 
 def _shown(columns: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name
+from tunable_magmax.data.splits import limited
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
 
@@ -64,13 +65,8 @@ class Labelled:
         """Draws at most `limit` samples, as many of one task as of another where each has enough."""
         if self.sample_tasks is None or limit >= len(self):
             return self.draw(limit)
-        groups = [np.flatnonzero(self.sample_tasks == task) for task in np.unique(self.sample_tasks)]
-        left, rows = limit, list[int]()
-        for done, group in enumerate(sorted(groups, key=len)):  # what small groups leave goes to the larger ones
-            share = min(len(group), -(-left // (len(groups) - done)))
-            rows += group[choose_rows(len(group), share, 0)].tolist() if share else []
-            left -= share
-        return self.take(sorted(rows))
+        each = max(1, limit // len(np.unique(self.sample_tasks)))
+        return self.take(limited(range(len(self)), self.sample_tasks.tolist(), each, 0))
 
 
 def mostly_known(known: int, total: int) -> bool:

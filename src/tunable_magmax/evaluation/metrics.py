@@ -16,15 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tunable_magmax.showing import data_frame
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,14 +41,6 @@ class AccuracyMatrix:
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.1%}" for name, value in self.metrics().items() if value is not None)
         return f"AccuracyMatrix({len(self.tasks)} tasks; {known})"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns R as a pandas frame: a row for the base, if it was measured, and one after each task."""
-        rows = {"base": self.base} if self.base is not None else {}
-        rows |= {f"after {task}": row for task, row in zip(self.tasks, self.rows, strict=False)}
-        return data_frame(
-            {task: [row[j] for row in rows.values()] for j, task in enumerate(self.tasks)}, [*rows], "model"
-        )
 
     def metrics(self) -> dict[str, float | None]:
         """Returns average accuracy, forgetting, backward and, with a base, forward transfer; None if not known."""

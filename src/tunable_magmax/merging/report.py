@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError, bulleted, one_line
 from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import FOR_FILES, Options
-from tunable_magmax.showing import data_frame, plural, shown_shares
-
-if TYPE_CHECKING:
-    import pandas
+from tunable_magmax.showing import plural, shown_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +143,6 @@ class MergeReport:
         if self.counts is None or not self.elements:
             return f"MergeReport({what}; {plural(self.tasks, 'task')})"
         return f"MergeReport({what}; {shown_shares(self.columns, [count / self.elements for count in self.counts])})"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each task: its budget, what it gave, and its share, where known; as a pandas frame."""
-        columns: dict[str, Sequence[float]] = {} if self.budget is None else {"budget": self.budget}
-        if self.counts is not None:
-            columns |= {"count": self.counts, "share": [count / max(1, self.elements) for count in self.counts]}
-        return data_frame(columns, self.columns, "task")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON: what tmx-report.json holds."""

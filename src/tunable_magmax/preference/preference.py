@@ -29,10 +29,9 @@ from tunable_magmax.preference.shares import (
     read_shares,
     task_count,
 )
-from tunable_magmax.showing import data_frame, plural, shown_shares
+from tunable_magmax.showing import plural, shown_shares
 
 if TYPE_CHECKING:
-    import pandas
     from numpy.typing import ArrayLike
 
     from tunable_magmax.data.arrays import Floats
@@ -127,13 +126,6 @@ class Preference:
         if not isinstance(samples, int):
             return self.method
         return f"{self.method}, {plural(samples, 'sample')}"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each task with its weight, and its interval where known, as a pandas frame."""
-        columns: dict[str, Sequence[float]] = {"weight": self.weights}
-        if self.intervals is not None:
-            columns |= {name: [pair[k] for pair in self.intervals] for k, name in enumerate(("low", "high"))}
-        return data_frame(columns, self._labels, "task")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON: what the file holds."""

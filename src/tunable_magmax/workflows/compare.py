@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_lar
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import data_frame, plural
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
 from tunable_magmax.workflows.options import CompareOptions, Reading, TailorOptions
 from tunable_magmax.workflows.predict import load_classifier
@@ -30,9 +30,6 @@ from tunable_magmax.workflows.prefer import completed
 from tunable_magmax.workflows.site import open_material
 from tunable_magmax.workflows.tailor import choose_spec
 from tunable_magmax.workflows.tailored import read_record
-
-if TYPE_CHECKING:
-    import pandas
 
 VERSION = 3
 SCALES = (0.5, 1.0)
@@ -114,15 +111,6 @@ class Comparison:
         plain = next((row for row in others if row.spec is not None and row.spec.checkpoint is not None), mine)
         told = [best] if plain.verdict == "clearly worse" else dict.fromkeys((best, plain))
         return [*lines, *(_verdict(row, mine, len(others)) for row in told if row is not mine)]
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each model, best first, as a pandas frame."""
-        records = [row.to_dict() for row in self.rows]
-        names = ("head", "accuracy", "difference", "p_value", "verdict")
-        columns: dict[str, list[Any]] = {name: [record[name] for record in records] for name in names}
-        columns |= {end: [record["interval"][k] for record in records] for k, end in enumerate(("low", "high"))}
-        columns["tailored"] = [row.pair is None for row in self.rows]
-        return data_frame(columns, [record["model"] for record in records], "model")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""

@@ -85,9 +85,7 @@ def check_json(kind: type[Described], text: str, where: str, newest: int) -> Des
         raise InputError(f"{where}: not JSON: {error}") from None
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > newest:
-        raise InputError(
-            f"{where}: version {version} is newer than this program reads ({newest}): upgrade tunable-magmax"
-        )
+        raise InputError(f"{where}: version {version}, this program reads {newest} at most: upgrade tunable-magmax")
     return check(kind, record, where)
 
 

@@ -74,9 +74,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         unfinished.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise StorageError(
-            f"{path}: could not be written ({error.strerror or error}): {remedy(error)} and run the same command again"
-        ) from error
+        why = error.strerror or error
+        raise StorageError(f"{path}: could not be written ({why}): {remedy(error)} and run again") from error
     finally:
         with suppress(OSError):
             unfinished.unlink()

@@ -93,7 +93,7 @@ def test_a_thousand_tasks_neither_overflow_nor_lose_the_ratio(alpha: float) -> N
     ("change", "message"),
     [
         ({"wieghts": [1]}, "unknown key 'wieghts' (did you mean 'weights'?)"),
-        ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
+        ({"version": 2}, "version 2, this program reads 1 at most: upgrade tunable-magmax"),
         ({"weights": None}, "weights is None: must be a list"),
         ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),
         ({"intervals": [[0, 1]]}, "intervals must be 2 pairs"),

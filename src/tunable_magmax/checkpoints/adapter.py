@@ -84,9 +84,9 @@ class AdapterConfig:
         if not all(-_LARGEST <= alpha <= _LARGEST for alpha in (self.lora_alpha, *alphas.values())):
             raise ValueError(f"lora_alpha and alpha_pattern must be finite, found {self.lora_alpha} and {alphas}")
         if unusual := [pattern for pattern in (*ranks, *alphas) if _PLAIN.fullmatch(pattern) is None]:
+            shown = some_of(unusual, show=lambda pattern: repr(shortened(pattern)))
             raise ValueError(
-                "names in rank_pattern and alpha_pattern may have letters, digits, dots, \\d, ^ and $ only, "
-                f"found {some_of(unusual, show=lambda pattern: repr(shortened(pattern)))}"
+                f"rank_pattern and alpha_pattern: only letters, digits, . \\d ^ $ are allowed, found {shown}"
             )
 
     def rank(self, module: str) -> int:
@@ -250,18 +250,15 @@ class Adapter(Opened):
             target, plain, transposed = targets[module], _product_shape(a, b), False
             if module in known:
                 if not known[module].is_float:
+                    kind = known[module].dtype
                     problems.append(
-                        f"the base's {target!r} has type {known[module].dtype}, as in a quantised model: give the base "
-                        "in a floating-point type of 16 bits or more"
+                        f"the base's {target!r} is {kind}, as in a quantised model: give one of 16 bits or more"
                     )
                 transposed = plain != known[module].shape == plain[::-1]
                 if plain[0] == plain[1]:
                     transposed = next(iter(directions), bool(config.fan_in_fan_out))
                     if len(directions) > 1:
-                        problems.append(
-                            f"{module!r} is square, and the base has layers of both directions, [out, in] and "
-                            "[in, out], so that its own is not known"
-                        )
+                        problems.append(f"{module!r} is square, and the base has both [out, in] and [in, out] layers")
             product, before = LowRank(module, a, b, config.scaling(module), transposed), parts.get(target)
             whole = None if before is None else before.whole
             if before is not None and before.product is not None:
@@ -301,9 +298,7 @@ def open_stored(path: Path) -> Checkpoint:
     for name in ADAPTER_WEIGHTS:
         if (path / name).exists():
             return open_file(path / name)
-    raise InputError(
-        f"{path} has {ADAPTER_CONFIG} but no {' or '.join(ADAPTER_WEIGHTS)}: get the adapter's weights as well"
-    )
+    raise InputError(f"{path} has {ADAPTER_CONFIG}, but no {' or '.join(ADAPTER_WEIGHTS)}: get that as well")
 
 
 def _info(name: str, part: Part, base: Signature) -> TensorInfo:
@@ -323,10 +318,8 @@ def _mismatches(module: str, a: TensorInfo, b: TensorInfo, config: AdapterConfig
             yield f"{info.name!r} has shape {list(info.shape)}: it is a shard, or no factor of a linear layer"
             return
     if not a.shape[0] == b.shape[1] == config.rank(module):
-        yield (
-            f"{module!r} has ranks {a.shape[0]} (A) and {b.shape[1]} (B), and {config.rank(module)} by "
-            f"{ADAPTER_CONFIG} (r, rank_pattern): all must be equal"
-        )
+        by_config = f"{config.rank(module)} by {ADAPTER_CONFIG} (r, rank_pattern)"
+        yield f"{module!r} has ranks {a.shape[0]} (A) and {b.shape[1]} (B), and {by_config}: all must be equal"
 
 
 def _directions(base: Signature, adapted: Iterable[tuple[Shape, Shape]]) -> set[bool]:

@@ -65,10 +65,8 @@ class Checkpoint(Opened):
         """
         size = self.tensors[name].nbytes if name in self.tensors else 0
         if name not in self.tensors or offset < 0 or offset + buffer.nbytes > size:
-            raise InputError(
-                f"{self.path}: bytes {offset} to {offset + buffer.nbytes} of tensor {name!r} were asked for, "
-                f"but it has {size}"
-            )
+            asked = f"bytes {offset} to {offset + buffer.nbytes} of tensor {name!r}"
+            raise InputError(f"{self.path}: {asked} were asked for, but it has {size}")
         if buffer.nbytes:  # cast refuses shapes with a 0
             self._read(name, offset, buffer.cast("B"))
 
@@ -134,7 +132,7 @@ class PositionedFile:
                 self._identity = _identity(file.fileno())
         except OSError as error:
             raise InputError(
-                f"{path} cannot be read ({error.strerror or error}): check its permissions and that its disk is mounted"
+                f"{path} cannot be read ({error.strerror or error}): check permissions and disk"
             ) from error
         self.size = self._identity[2]
 
@@ -151,10 +149,8 @@ class PositionedFile:
                     done += count
                 self._compare(file.fileno())
         except OSError as error:
-            raise StorageError(
-                f"{self.path}: reading failed at byte {position + done} ({error.strerror or error}): "
-                "check the disk or restore the file, and run the same command again"
-            ) from error
+            failed = f"reading failed at byte {position + done} ({error.strerror or error})"
+            raise StorageError(f"{self.path}: {failed}: check the disk or restore the file, and run again") from error
 
     def refuse_changed(self) -> None:
         """Raises an `InputError` if the file is not the one that was opened, or was written to since then."""
@@ -162,10 +158,7 @@ class PositionedFile:
 
     def _compare(self, descriptor: int) -> None:
         if _identity(descriptor) != self._identity:
-            raise InputError(
-                f"{self.path}: was changed after it was opened, so that old and new values would be mixed: wait until "
-                "it is complete, and run the same command again"
-            )
+            raise InputError(f"{self.path}: was changed after it was opened: wait until it is complete, and run again")
 
 
 def _identity(descriptor: int) -> tuple[int, int, int, int]:

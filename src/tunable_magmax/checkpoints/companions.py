@@ -97,10 +97,8 @@ def companion_notes(source: Path) -> Iterator[str]:
     if links:
         yield f"{some_of(links)} of {source}: not copied, links to another place; copy what belongs to the model"
     if missing := _missing(source):
-        yield (
-            f"{some_of(missing)} of {source} and {MODULES} are not copied, because modules may hold "
-            f"{', '.join(_MODULE_SUFFIXES)} files only: make safetensors of pickles with `tmx convert`"
-        )
+        kinds = ", ".join(_MODULE_SUFFIXES)
+        yield f"{some_of(missing)} of {source} and {MODULES} are not copied: modules may hold {kinds} files only"
     names = {name for name, _ in companion_files(source)}
     if weights := sorted(name for name in names if name.endswith(".safetensors")):
         yield f"{some_of(weights)} of {source} are copied: weights of other modules than the transformer are not merged"

@@ -164,8 +164,7 @@ def match_heads(opened: Sequence[Opened], fitted: FittedTensors | None = None) -
     if models is None:
         if fitted is not None:
             raise InputError(
-                "heads can be fitted to models of transformers only: base and tasks must be directories with a "
-                "config.json of one model type that names their architectures, and no adapters"
+                "heads are fitted to models of transformers: give directories with config.json, no adapters"
             )
         return None
     prefix, base, tasks = models[0], models[1][0], models[1][1:]
@@ -247,10 +246,7 @@ def _rule(base: _Model, tasks: Sequence[_Model], heads: Sequence[tuple[str, ...]
         or len({head for head in map(frozenset, heads) if head}) > 1
     ):
         classes = sorted({task.config.architecture for task in headed})
-        raise InputError(
-            f"the tasks have heads of different kinds ({', '.join(classes)}), which can't become one: merge tasks "
-            "of one kind, or their encoders alone, saved with `model.base_model.save_pretrained`"
-        )
+        raise InputError(f"the tasks have heads of different kinds ({', '.join(classes)}): merge tasks of one kind")
     equal = len({task.config.labels for task in headed}) == 1 and len(headed) == len(tasks)
     return MERGED if equal and all(_alike(name, [base, *tasks]) for name in heads[0]) else STACKED
 
@@ -342,8 +338,7 @@ def _with_heads(
     for name in mean:
         if len({task.info(name).shape for task in headed}) > 1:
             raise InputError(
-                f"{name!r} has different shapes in the tasks, and is no layer with a row for each label: the heads "
-                "can't become one; merge tasks of one kind"
+                f"{name!r} has different shapes in the tasks, and no row for each label: it can't be merged"
             )
     # Fitted tensors that all models have are merged, and written over, so that the elements of a merge stay the same.
     made = [n for n in replaced if n in stacked or (n in heads[giver] and n not in merged)] + classifier + mean

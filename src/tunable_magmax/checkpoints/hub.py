@@ -101,9 +101,9 @@ def fetched(name: HubName, local: Path) -> Path:
         )
         needed = needed_files(listed)
         if not {MODEL_CONFIG, ADAPTER_CONFIG} & set(needed) or not any(file in needed for file, _ in _WEIGHTS):
+            held = some_of(sorted(needed)) or "nothing"
             raise InputError(
-                f"the hub model {str(name)!r} has no {MODEL_CONFIG} with model.safetensors or pytorch_model.bin beside "
-                f"it (found {some_of(sorted(needed)) or 'nothing'}): it is no model of transformers"
+                f"the hub's {str(name)!r} holds {held}: expected {MODEL_CONFIG} and weights, as of transformers"
             )
         patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in needed]
         hide_bars_unseen()
@@ -195,9 +195,8 @@ def _explained(name: HubName, local: Path) -> Iterator[None]:
     # What a failed download raises differs between versions: errors of requests, of httpx, of the hub itself.
     except Exception as error:
         raise InputError(
-            f"the model {str(name)!r} is neither here ({local} does not exist) nor could it be fetched from the "
-            f"Hugging Face hub ({refusal(error)}); check the name and the network, or download the model elsewhere and "
-            "give its directory"
+            f"{local} does not exist, and {str(name)!r} could not be fetched from the Hugging Face hub "
+            f"({refusal(error)}); check the name and the network, or give a directory"
         ) from None
 
 

@@ -41,10 +41,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if path.is_dir():
             return _open_directory(path)
         if not path.exists():
-            raise InputError(
-                f"{path} does not exist: give a checkpoint file, a directory that holds one, or the name of a model "
-                "on the Hugging Face hub, org/name@revision"
-            )
+            raise InputError(f"{path} does not exist: give a checkpoint, a file or directory, or org/name of the hub")
     except StorageError:
         raise
     except OSError as error:
@@ -72,10 +69,7 @@ def open_file(path: Path) -> Checkpoint:
         from tunable_magmax.checkpoints.torch_file import TorchFile
 
         return TorchFile(path)  # or any other pickle, which torch refuses safely
-    raise InputError(
-        f"{path} is neither a safetensors nor a torch file (it starts with {bytes(head[:8])!r}): "
-        "give a checkpoint that one of them wrote"
-    )
+    raise InputError(f"{path} is neither a safetensors nor a torch file: it starts with {bytes(head[:8])!r}")
 
 
 def holds_adapter(path: Path) -> bool:
@@ -105,14 +99,11 @@ def _open_directory(path: Path) -> Checkpoint:
             return _Directory(path, parts)
     if holds_adapter(path):
         raise InputError(
-            f"{path} is an adapter, which is a model only together with its base: give it as a task to merge or sweep; "
-            f"for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
+            f"{path} is an adapter: give it as a task, or make a checkpoint of it first: {as_checkpoint(path)}"
         )
     weights = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
-    raise InputError(
-        f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(weights) or 'none'}. "
-        "Point at a file, or add an index"
-    )
+    found = f"weight files found there: {', '.join(weights) or 'none'}"
+    raise InputError(f"{path} holds none of {', '.join(_LAYOUTS)}; {found}. Point at a file, or add an index")
 
 
 class _Directory(Checkpoint):
@@ -145,10 +136,8 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
     weight_map = _weight_map(index)
     names = sorted(set(weight_map.values()))
     if outside := [name for name in names if "\\" in name or not is_plain_name(name)]:
-        raise InputError(
-            f"{index}: shards must be plain names of files beside the index, found "
-            f"{some_of(outside, 20, show=repr)}: refused, since they could lead anywhere; correct the index"
-        )
+        shown = some_of(outside, 20, show=repr)
+        raise InputError(f"{index}: shards must be plain names of files beside the index, found {shown}: correct them")
     placed: dict[str, set[str]] = {name: set() for name in names}
     for tensor, shard in weight_map.items():
         placed[shard].add(tensor)
@@ -170,9 +159,7 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
 def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise InputError(
-            f"{index}: expected a 'weight_map' from tensor names to shard names: download or save it again"
-        )
+        raise InputError(f"{index}: expected a 'weight_map' from tensor to shard names: download or save it again")
     return weight_map
 
 

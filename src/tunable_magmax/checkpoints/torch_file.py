@@ -43,8 +43,7 @@ class TorchFile(Checkpoint):
         storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in self._tensors.values())}
         if views > self._file.size or (not self._streamed and sum(storages.values()) > self._file.size):
             raise InputError(
-                f"{path}: asks for memory that no data in it fills. It was refused: save the tensors alone, as a state "
-                "dict or better as safetensors"
+                f"{path}: asks for memory that no data in it fills: save the tensors alone, as safetensors"
             )
         if views and self._streamed:
             self._streamed = False
@@ -131,10 +130,7 @@ def _load(path: Path, device: str) -> object:
             reason = shortened((str(error).strip() or type(error).__name__).splitlines()[0], limit=120)
             raise InputError(f"{path}: is damaged or cut short ({reason}): download or save it again") from None
         held = "more than tensors, or it is damaged" if code is None else f"the Python object {code[1]}, which is code"
-        raise InputError(
-            f"{path}: holds {held}. It was refused and nothing was run: have its author save the tensors alone, as a "
-            "state dict or better as safetensors"
-        ) from None
+        raise InputError(f"{path}: holds {held}. Nothing was run: have its author save safetensors") from None
 
 
 def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
@@ -149,16 +145,11 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
         raise InputError(f"{path}: {hint}, found {keys}: save model.state_dict()")
     if len(wrappers) > 1 or (wrappers and loose):
         places = [f"under {key!r}" for key in wrappers] + [f"at top level ({_shown(key)})" for key in loose[:1]]
-        raise InputError(
-            f"{path}: holds tensors {' and '.join(places)}: which are the model's is not for us to guess, "
-            "save its state dict alone"
-        )
+        raise InputError(f"{path}: holds tensors {' and '.join(places)}: save the model's state dict alone")
     chosen = loaded[wrappers[0]] if wrappers else loaded
     faults = [f"{_shown(key)} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
     if faults:
-        raise InputError(
-            f"{path}: cannot use {some_of(faults, limit=20)}: save these as plain dense tensors or leave them out"
-        )
+        raise InputError(f"{path}: cannot use {some_of(faults, limit=20)}: save plain dense tensors alone")
     return {name: tensor.detach() for name, tensor in chosen.items()}
 
 

@@ -45,10 +45,8 @@ def is_one_file(out: Path) -> bool:
     if out.suffix.lower() in WEIGHT_SUFFIXES - {
         ".safetensors"
     }:  # whoever gives such a name would be surprised by a directory
-        raise InputError(
-            f"{out} looks like a torch file, but an output is a directory, or one file if its name ends in "
-            f".safetensors: give -o {out.with_suffix('.safetensors')} or -o {out.with_suffix('')}"
-        )
+        choices = f"-o {out.with_suffix('.safetensors')} or -o {out.with_suffix('')}, a directory"
+        raise InputError(f"{out} looks like a torch file, which is never written: give {choices}")
     return out.name.endswith(".safetensors")
 
 
@@ -281,7 +279,7 @@ def _blocks(source: Path) -> Iterator[bytes]:
                 yield block
     except OSError as error:
         raise StorageError(
-            f"{source}: reading failed ({error.strerror or error}): restore it and run the same command again"
+            f"{source}: reading failed ({error.strerror or error}): restore it, and run again"
         ) from error
 
 
@@ -300,10 +298,7 @@ def _refuse_place(out: Path) -> None:
         with suppress(OSError, RuntimeError):  # a removed working directory, a user without a home
             here.append(place().resolve())
     if any(out.resolve() in (place, *place.parents) for place in here):
-        raise InputError(
-            f"{out} is the current or home directory or one that these are in, which no output may replace: "
-            "choose another output"
-        )
+        raise InputError(f"{out} is the current or home directory or one that these are in: choose another output")
     if out.is_symlink():
         raise InputError(f"{out} is a symbolic link: give the path it points to, or remove the link")
 
@@ -325,10 +320,7 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
     folders = sorted(item.name for item in items if item.is_dir() and not is_module_folder(item))
     if items and (folders or not any(item.suffix == ".safetensors" for item in items)):
         why = f"it holds the folder {folders[0]!r}" if folders else "it holds files but no *.safetensors"
-        raise InputError(
-            f"{out} does not look like a checkpoint ({why}), so it is not replaced even with overwrite (--overwrite): "
-            "choose another output, or remove it yourself"
-        )
+        raise InputError(f"{out} does not look like a checkpoint ({why}), and is never replaced: remove it yourself")
 
 
 # -- the directory of work in progress --------------------------------------------------------------------------------
@@ -356,9 +348,8 @@ def _storing(path: Path, partial: Path) -> Iterator[None]:
                 f"{partial}: cannot be created ({error.strerror or error}): "
                 f"make sure that {partial.parent} can be written to, or choose another output"
             ) from error
-        raise StorageError(
-            f"{path}: writing failed ({error.strerror or error}): {remedy(error)} and run the same command again"
-        ) from error
+        why = error.strerror or error
+        raise StorageError(f"{path}: writing failed ({why}): {remedy(error)} and run the same command again") from error
 
 
 def _lock(partial: Path) -> BaseFileLock:

@@ -48,10 +48,8 @@ def adapted_matrices(inputs: Inputs, rank: int) -> dict[str, LowRank]:
     if rank > most and not problems:
         problems.append(f"the rank is {rank}, but the smallest adapted matrix has at most rank {most}, so give no more")
     if problems:
-        raise InputError(
-            f"the merge can't stay an adapter: {some_of(problems, joint='; ')}. Leave such tensors out with "
-            "exclude, or merge into a whole model, without adapter"
-        )
+        shown = some_of(problems, joint="; ")
+        raise InputError(f"the merge can't stay an adapter: {shown}. Exclude such tensors, or leave out adapter")
     return products
 
 

@@ -79,10 +79,7 @@ def check_space(out: Path, needed: int) -> None:
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     usage = shutil.disk_usage(folder)
     if usage.total and needed > usage.free:  # some network file systems say 0 of everything
-        raise InputError(
-            f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {folder}: "
-            "free space, or choose another output"
-        )
+        raise InputError(f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {folder}")
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

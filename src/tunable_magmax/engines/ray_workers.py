@@ -89,8 +89,8 @@ def _start(ray: Any, slots: int) -> None:
     if not listening.startswith(("127.", "localhost")):
         ray.shutdown()
         raise InputError(
-            f"a local Ray cluster would listen on {listening}, which other machines can reach, because this process "
-            "has imported ray before: merge in a process of its own, or call ray.init yourself"
+            f"a local Ray cluster would be open to others at {listening}, because this process has imported ray: merge "
+            "in a process of its own"
         )
 
 
@@ -193,11 +193,8 @@ class RayWorkers:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except (known.RayActorError, known.ObjectLostError, known.NodeDiedError) as error:
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
-            raise ClusterError(
-                f"worker {worker + 1} of {len(self._actors)} died on node {self._nodes[worker]} ({reason}): nothing "
-                "was written. See that node's memory and its Ray logs, give a smaller --memory or more --workers, and "
-                "run the same command again"
-            ) from None
+            died = f"worker {worker + 1} of {len(self._actors)} died on node {self._nodes[worker]} ({reason})"
+            raise ClusterError(f"{died}: nothing was written. Look at that node's memory, and run again") from None
 
     def greet(self) -> None:
         """Waits until all workers have begun, with the same version of this package."""
@@ -207,13 +204,9 @@ class RayWorkers:
             free = self._ray.available_resources().get("CPU", 0)
             raise ClusterError(
                 f"{len(waiting)} of {len(greetings)} workers found no room in {START_WITHIN:.0f} seconds: each needs "
-                f"{self._cpus} CPUs, and {free:g} are free. Give fewer --workers, or --threads below {self._cpus}, or "
-                "wait until the cluster is less busy"
+                f"{self._cpus} CPUs, and {free:g} are free. Give fewer --workers or --threads, or wait"
             )
         for k, greeting in enumerate(greetings):
             self._nodes[k], version = self._result(k, greeting)
             if version != __version__:
-                raise ClusterError(
-                    f"node {self._nodes[k]} has tunable-magmax {version}, this machine {__version__}: "
-                    "install the same version on all nodes"
-                )
+                raise ClusterError(f"node {self._nodes[k]} has tunable-magmax {version}, this machine {__version__}")

@@ -76,7 +76,7 @@ class Place:
 
         >>> Place(workers=2).check()
         Traceback (most recent call last):
-        tunable_magmax.errors.InputError: workers is 2, but the engine is 'local', which has none: give engine 'ray'
+        tunable_magmax.errors.InputError: workers is 2, but the engine is 'local': give engine 'ray'
         """
         if self.engine not in ("local", "ray"):
             known = ("local", "ray")
@@ -86,17 +86,13 @@ class Place:
 
             for option in ("workers", "ray_address"):
                 if (value := getattr(self, option)) is not None:
-                    raise InputError(
-                        f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'"
-                    )
+                    raise InputError(f"{option} is {value!r}, but the engine is 'local': give engine 'ray'")
             open_device(self.device)
             return
         from tunable_magmax.engines.ray_workers import refuse_address_form, require_ray
 
         if self.device not in (None, "cpu"):
-            raise InputError(
-                f"device is {self.device!r}, but the engine is 'ray', whose workers merge on CPUs: leave it out"
-            )
+            raise InputError(f"device is {self.device!r}, but workers of the engine 'ray' merge on CPUs: leave it out")
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers is {self.workers}, expected at least 1")
         require_ray()

@@ -64,9 +64,7 @@ def read_weights(weights: Any, tasks: int) -> tuple[Fraction, ...] | None:
         if weight < 0:
             raise InputError(f"weight {k} is negative ({weights[k - 1]}); weights are shares, 0 or more")
     if not any(read):
-        raise InputError(
-            "all weights are zero; give at least one task a weight above 0, or no weights for equal shares"
-        )
+        raise InputError("all weights are zero: give at least one above 0, or no weights for equal shares")
     return read
 
 
@@ -74,10 +72,7 @@ def _check_length(values: Any, what: str, tasks: int) -> None:
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise InputError(f"{values!r} is not a list of {tasks} {what}, one for each task")
     if len(values) != tasks:
-        raise InputError(
-            f"{len(values)} {what} for {tasks} tasks: "
-            "give one for each task, in training order, 0 for tasks that do not matter"
-        )
+        raise InputError(f"{len(values)} {what} for {tasks} tasks: give one for each, in training order")
 
 
 def budget(weights: Sequence[Any], elements: int) -> list[int]:

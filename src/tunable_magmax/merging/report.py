@@ -220,9 +220,7 @@ def matched_scale(last_square: float, merged_square: float) -> float:
     0.333333
     """
     if not math.isfinite(last_square) or not math.isfinite(merged_square):
-        raise InputError(
-            "the task vectors are too long to measure in float64; give a number as scale instead of matched"
-        )
+        raise InputError("the task vectors are too long to measure in float64: give a number as scale")
     return significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
 
 

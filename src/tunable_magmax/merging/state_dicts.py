@@ -58,16 +58,12 @@ class Merged:
         """
         given = self.base if module is None else module
         if given is None:
-            raise InputError(
-                "base and tasks were dicts of tensors, so there is no module to put the values into: give one, as "
-                "merged.to_model(module)"
-            )
+            raise InputError("base and tasks were dicts of tensors: give a module to put the values into")
         names = given.state_dict().keys()
         if names != self.state_dict.keys():
             other = sorted(names ^ self.state_dict.keys())
             raise InputError(
-                f"{type(given).__name__} is another model than the one that was merged: {some_of(other, show=repr)} "
-                f"{'is' if len(other) == 1 else 'are'} in one of them only; give a module with the base's tensors"
+                f"{type(given).__name__} lacks or has, unlike what was merged: {some_of(other, show=repr)}"
             )
         model = copy.deepcopy(given)
         for name, tensor in model.state_dict(keep_vars=True).items():
@@ -312,9 +308,9 @@ class RunningMagmax:
         layout = build_layout([self._signature, signature_of(task, labels[1])], labels)
         untied = [alias for alias in self._signature.aliases if alias not in layout.ties]
         if untied:
+            tied = f"{untied[0]!r} to {self._signature.aliases[untied[0]]!r}"
             raise InputError(
-                f"the base ties {untied[0]!r} to {self._signature.aliases[untied[0]]!r}, but the new task holds both: "
-                "a running merge can't, merge_state_dicts can"
+                f"the base ties {tied}, but the new task holds both: only merge_state_dicts can merge that"
             )
         fresh: dict[str, Tensor] = {}
         for tensor in layout.mergeable:

@@ -99,7 +99,7 @@ def keep_pictures(run: Any, task: int, classes: list[str], keep: int) -> Any:
     pictures = np.random.default_rng([4, task]).integers(0, 256, shape, dtype=np.uint8)
     data = list(zip(pictures, np.repeat(np.arange(CLASSES_EACH), keep).tolist(), strict=True))
     return keep_samples(
-        run, run.labels[task], open_labelled(data, dict(enumerate(own))), per_class=keep, source="training"
+        run, run.names[task], open_labelled(data, dict(enumerate(own))), per_class=keep, source="training"
     )
 
 

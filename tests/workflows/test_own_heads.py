@@ -7,13 +7,11 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from builtin_run import TASKS, build_builtin
 
 from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
@@ -60,15 +58,6 @@ def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_pa
     measured = evaluate(run, run / "all.csv")
     assert measured.matrix is not None
     assert measured.accuracies["pets"].known_by_task["pets"].value == 1.0
-
-
-def test_a_head_that_is_not_for_the_embeddings_is_told(run, tmp_path):
-    head = Head.of(np.ones((2, 16)), TASKS["pets"], 1.0)
-    save_head(head, tmp_path / "head.safetensors")
-    shutil.copytree(run / "base", tmp_path / "pets")
-    shutil.copytree(run / "pets", tmp_path / "pets", dirs_exist_ok=True)
-    with pytest.warns(UserWarning, match="is no better than guessing among 2 classes"):
-        evaluate(tmp_path / "pets", run / "pets.csv", head=tmp_path / "head.safetensors")
 
 
 def numbered(source: Path, labels: tuple[str, ...], file: Path) -> Path:

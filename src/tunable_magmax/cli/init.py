@@ -45,10 +45,12 @@ def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
 def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     given = made.inputs
     yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base}"
-    rows, profiles = [], made.profiles
+    rows, missing = [], []
     for name, found in given.tasks.items():
-        data = ""
-        if name in given.data and (profile := profiles.get(name)) is not None:
+        profile, data = made.task(name)[0], ""
+        if profile is None:
+            missing.append(name)
+        if name in given.data and profile is not None:
             classes = sum(count > 0 for count in profile.label_counts)
             data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in given.data:
@@ -58,7 +60,6 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     if dry_run:
         return
     run, first = shlex.quote(str(given.path)), shlex.quote(next(iter(given.tasks)))
-    missing = [name for name in given.tasks if name not in profiles]
     yield "next:"
     if missing:
         yield f"  tmx init {run} --data {shlex.quote(missing[0])}=DATA  # {plural(len(missing), 'task')} to go"
@@ -68,7 +69,7 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
 
 
 def _kept(made: InitResult) -> Iterator[str]:
-    kept = [entry for name in made.inputs.data if (entry := made.kept.get(name)) is not None]
+    kept = [entry for name in made.inputs.data if (entry := made.task(name)[1]) is not None]
     if not kept:
         return
     samples = f"{plural(sum(entry.samples for entry in kept), 'sample')}, {show_size(sum(e.bytes for e in kept))}"

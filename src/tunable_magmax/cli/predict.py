@@ -40,20 +40,16 @@ def predict(model: Path, /, *inputs: Path, options: PredictOptions = PredictOpti
 
 def _labels(found: Predictions) -> Iterator[str]:
     """Yields a line for each label of each input."""
-    from tunable_magmax.workflows.predict import printable
-
     rows = []
     for prediction in found.predictions:
         name = prediction.input if prediction.text is None else shortened(" ".join(prediction.text.split()))
         top = [[label, f"{probability:.1%}"] for label, probability in prediction.top] or [["", ""]]
-        rows += [[printable(name) if k == 0 else "", *cells] for k, cells in enumerate(top)]
+        rows += [[name if k == 0 else "", *cells] for k, cells in enumerate(top)]
     yield from table(rows, ["", "label", "probability"], fixed=3)
 
 
 def _counts(found: Predictions, file: Path) -> Iterator[str]:
     """Yields where the labels are, and how often each was predicted."""
-    from tunable_magmax.workflows.predict import printable
-
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
     yield from wrapped(f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}", 2)
-    yield printable(f"written to {file}")
+    yield f"written to {file}"

@@ -406,7 +406,6 @@ def measure_model(
     labelled: Labelled,
     state: Mapping[str, Tensor] | None = None,
     *,
-    batch: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Accuracy, int]:
     """Measures one encoder, with the tensors of `state` if given, on labelled samples; also counts unreadable ones.
@@ -417,7 +416,7 @@ def measure_model(
     prepared = prepare(encoder, labelled.samples, labelled.positions, progress=progress)
     if state is not None:
         put_weights(encoder, state)
-    features = embed_prepared(encoder, prepared, batch, progress=progress)
+    features = embed_prepared(encoder, prepared, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
         head = encoder.head.with_bias(encoder.head.bias + head.bias)
     accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes)

@@ -252,5 +252,5 @@ def _right_as_written(
             f"{folder} does not know {plural(len(lacking), 'class', 'classes')} of the run, first "
             f"{some_of(lacking[:1], show=repr)}: it was made with another head"
         )
-    answers = model.predict_samples(labelled.samples.subset(data.prepared.positions), str, batch=reading.batch)
+    answers = model.predict_samples(labelled.samples.subset(data.prepared.positions))
     return np.array([each.label == classes[label] for each, label in zip(answers, data.labels, strict=True)])

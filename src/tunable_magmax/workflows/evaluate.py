@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,37 +106,26 @@ def measure(model: Subject, options: EvalOptions, progress: Progress | None = No
         return _evaluate_run(subject, options, progress)
     if isinstance(model, str | os.PathLike) and is_run(Path(model)):
         owner = Run.open(Path(model))
-    merged = subject if isinstance(subject, Merged) else None
+    merged: Merged | None = None
+    encoder: Encoder | None = None
     if isinstance(subject, Merged):
         if owner is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
-        subject = owner.base
-    elif isinstance(subject, Recipe):
-        subject = subject.located()
+        merged, subject = subject, owner.base
     used = find_head(subject, options.head, owner)
-    base = subject.base if isinstance(subject, Recipe) else subject
     labelled, origin = open_labelled(options.data, used.head, used.run, reading)
-    state = None if merged is None else merged.state_dict
-    encoder: Encoder | None = None
     if isinstance(subject, Recipe):
-        merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
-        state = merged.state_dict
-    elif used.head.builtin and owner is not None and (number := _checkpoint_number(base, owner)) is not None:
+        merged, encoder = merge_recipe_in_memory(subject.located(), progress, reading.device)
+        subject, owner = subject.base, None  # its encoder is there
+    state = None if merged is None else merged.state_dict
+    if used.head.builtin and owner is not None and (number := _checkpoint_number(subject, owner)) is not None:
         with RunModels(owner.base, owner.tasks, progress=progress) as models:
             encoder = models.encoder(reading.device)
-            state = models.state(MergeSpec(checkpoint=number)) if state is None else state
-    encoder = encoder or used.encoder(base, reading.device)
-    accuracy, unreadable = measure_model(encoder, used.head, labelled, state, batch=reading.batch, progress=progress)
-    report, overall = None if merged is None else merged.report, accuracy.overall
+            state = state or models.state(MergeSpec(checkpoint=number))
+    encoder = encoder or used.encoder(subject, reading.device)
+    accuracy, unreadable = measure_model(encoder, used.head, labelled, state, progress=progress)
+    report = None if merged is None else merged.report
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
-    guessing = 1 / len(used.head.classes)
-    if not used.head.builtin and overall.interval()[0] <= guessing and builtin_labels(base) is not None:
-        warnings.warn(
-            f"{overall.value:.1%} is no better than guessing among {len(used.head.classes)} classes: are the rows of "
-            f"{used.source} for the normalised embeddings of this model? It has a classifier of its own, which is used "
-            "if no head is given",
-            stacklevel=2,
-        )
     return Evaluation(name, origin, used.source, {name: accuracy}, unreadable, labelled.unknown, report)
 
 
@@ -145,8 +133,7 @@ def _read_subject(path: Path, options: EvalOptions) -> Path | Recipe | Run:
     """Returns what a path and the options of a merge stand for: a checkpoint, a merge, or the checkpoints of a run."""
     if not path.exists() and hub_name(path) is None:
         raise InputError(
-            f"{path} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a "
-            "model on the Hugging Face hub, org/name@revision"
+            f"{path} does not exist: give a checkpoint, a run directory, a YAML, or a model's name on the hub"
         )
     refuse_run_file(path)
     merging, configured = bool(given(options.merging)) or options.preference is not None, path.suffix.lower() in YAML
@@ -165,10 +152,10 @@ def _evaluate_run(run: Run, options: EvalOptions, progress: Progress | None) -> 
     known = {name: k for k, name in enumerate(places)}
     known.setdefault("last", len(places) - 1)  # a task called `last` goes before the last task
     chosen = places if "all" in options.checkpoint else options.checkpoint or places
-    for name in chosen:
-        if name not in known:
-            names = [*known, "all"]
-            raise InputError(f"{run.path} has no checkpoint {name!r}{closest(name, names)}; it has {', '.join(names)}")
+    if unknown := [name for name in chosen if name not in known]:
+        names = [*known, "all"]
+        hint = closest(unknown[0], names)
+        raise InputError(f"{run.path} has no checkpoint {unknown[0]!r}{hint}; it has {', '.join(names)}")
     used = find_head(run.base, options.head, run)
     accuracies: dict[str, Accuracy] = {}
 
@@ -184,9 +171,8 @@ def _evaluate_run(run: Run, options: EvalOptions, progress: Progress | None) -> 
         for number in (known[name] for name in chosen):
             logits = bench.logits(MergeSpec(checkpoint=number), opened)
             accuracies[places[number]] = readable.accuracy(logits, used.head.classes)
-    failed = opened.prepared.failed
-    matrix = _matrix(run, accuracies)
-    return Evaluation(str(run.path), origin, used.source, accuracies, failed, labelled.unknown, None, matrix)
+    failed, matrix = opened.prepared.failed, _matrix(run, accuracies)
+    return Evaluation(str(run.path), origin, used.source, accuracies, failed, labelled.unknown, matrix=matrix)
 
 
 def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | None:
@@ -227,12 +213,10 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         if head.builtin:  # one task's own classifier knows its own classes only
             tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
         return label_samples(data, head.classes, tasks).draw(reading.max_samples), data.origin
-    split = reading.split or "test"
+    split: Any = reading.split or "test"
     if split not in ("train", "test"):
-        hint = closest(split, ["train", "test"])
-        raise InputError(f"a benchmark has the splits train and test, not {split!r}{hint}")
-    labelled = label_benchmark(data, head.classes, "train" if split == "train" else "test")
-    return labelled.draw(reading.max_samples), f"{data.name} ({split})"
+        raise InputError(f"a benchmark has the splits train and test, not {split!r}")
+    return label_benchmark(data, head.classes, split).draw(reading.max_samples), f"{data.name} ({split})"
 
 
 # -- head -------------------------------------------------------------------------------------------------------------
@@ -270,8 +254,6 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
         files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
         beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
         head = (in_run or beside) if run is not None else (beside or in_run)
-    if head is not None and Path(head).is_dir():
-        raise InputError(f"{head} is a directory: give the file of a head")
     if head is not None:
         return UsedHead(load_head(head), str(head), owner)
     if isinstance(model, Recipe):
@@ -289,11 +271,8 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
         )
     if not holds_adapter(place):
         open_checkpoint(place).close()  # an error if there is none
-    similar = sorted(folder.glob("*head*.safetensors"))
-    hint = f" (perhaps {similar[0]})" if similar else ""
     raise InputError(
-        f"{place}: which head turns its embeddings into classes? Give head, a file{hint}, or put the head "
-        f"beside it as {HEAD_FILES[0]}"
+        f"{place}: which head turns its embeddings into classes? Give head, a file, or put it beside as {HEAD_FILES[0]}"
     )
 
 

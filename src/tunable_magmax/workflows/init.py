@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +38,8 @@ AGREEMENT = 2 / 3
 TRIED = 10
 """Samples of each class that this is tried on."""
 STEP = re.compile(r"checkpoint-(\d+)")
+Labels: TypeAlias = Mapping[str, tuple[str, ...] | None]
+"""The labels of each task's classifier, None of those without one."""
 HeadSource: TypeAlias = Path | list[str] | Samples
 """A head file, class names, or labelled samples."""
 
@@ -54,8 +56,8 @@ class InitInputs:
     is_new: bool
     base: Path
     tasks: Mapping[str, Path]
-    data: Mapping[str, Samples]
-    held_out: Mapping[str, Samples]
+    data: dict[str, Samples]
+    held_out: dict[str, Samples]
     nameless: Mapping[str, tuple[str, ...]]
     head: HeadSource | None
 
@@ -68,33 +70,22 @@ class InitResult:
     run: Run | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def profiles(self) -> dict[str, Profile]:
-        """The profiles of the run, by task."""
-        pairs = () if self.run is None else zip(self.run.names, self.run.profiles, strict=True)
-        return {name: profile for name, profile in pairs if profile is not None}
-
-    @property
-    def kept(self) -> dict[str, KeptEntry]:
-        """What the run keeps of each task, by task."""
-        pairs = () if self.run is None else zip(self.run.names, self.run.kept, strict=True)
-        return {name: entry for name, entry in pairs if entry is not None}
+    def task(self, name: str) -> tuple[Profile | None, KeptEntry | None]:
+        """Returns the profile of a task, and what is kept of it."""
+        if self.run is None:
+            return None, None
+        place = self.run.names.index(name)
+        return self.run.profiles[place], self.run.kept[place]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON."""
-        facts = ("path", "kind", "source", "samples", "per_class", "asked", "bytes")
-        tasks, profiles, kept = [], self.profiles, self.kept
+        tasks = []
         for name, checkpoint in self.inputs.tasks.items():
-            made: dict[str, Any] = {"data": None, "profile": None, "kept": None}
-            if name in self.inputs.data:
-                made["data"] = self.inputs.data[name].origin
-            if self.run is not None and name in profiles:
-                made["profile"] = {"path": str(self.run.profile_path(name)), **profiles[name].to_dict()}
-            if name in kept:
-                made["kept"] = {fact: getattr(kept[name], fact) for fact in facts}
-            tasks.append({"name": name, "checkpoint": str(checkpoint), **made})
-        about = {"run": str(self.inputs.path), "new": self.inputs.is_new, "base": str(self.inputs.base)}
-        return {**about, "tasks": tasks, "notes": list(self.notes)}
+            profile, kept = self.task(name)
+            about = {"profile": profile and profile.to_dict(), "kept": kept and asdict(kept)}
+            tasks.append({"name": name, "checkpoint": str(checkpoint), **about})
+        run = {"run": str(self.inputs.path), "new": self.inputs.is_new, "base": str(self.inputs.base)}
+        return {**run, "tasks": tasks, "notes": list(self.notes)}
 
 
 def init_run(path: Path, options: InitOptions, progress: Progress | None = None) -> InitResult:
@@ -105,37 +96,22 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
     at once, before anything is written; with `dry_run` nothing is.
 
     >>> init_run(Path("run"), InitOptions(Path("base"), ["travel=out/travel", "out/bank"])).inputs  # doctest: +SKIP
-    >>> init_run(Path("run"), InitOptions(data=["travel=travel.csv"])).kept  # doctest: +SKIP
+    >>> init_run(Path("run"), InitOptions(data=["travel=travel.csv"])).run.kept  # doctest: +SKIP
     """
     inputs = _read_inputs(path, options)
     if options.dry_run:
         return InitResult(inputs)
-    reading, notes = options.reading, list[str]()
-    data, held_out = dict(inputs.data), dict(inputs.held_out)
-    for name, rows in inputs.nameless.items():
-        names = _by_prediction(name, rows, inputs, reading.device)
-        pairs = some_of(f"{label!r} is {row}" for label, row in zip(names, rows, strict=True))
-        notes.append(
-            f"{name}: its classifier has no names, and predicts that {pairs}. Models of this run answer "
-            f"{some_of(names.values(), show=repr)}; to have your labels instead, write them into id2label of "
-            f"{inputs.tasks[name] / 'config.json'} first, and run this again with --overwrite"
-        )
-        for part in (data, held_out):
-            if name in part:
-                classes = tuple(names.get(label, label) for label in part[name].classes)
-                part[name] = replace(part[name], classes=classes)
+    reading, data, held_out = options.reading, inputs.data, inputs.held_out
+    notes = [_name_by_prediction(name, inputs, reading.device) for name in inputs.nameless]
     run = _written(inputs, options, progress)
-    how: dict[str, Any] = {"rows": reading.max_samples or ROWS, "batch": reading.batch, "progress": progress}
     base: Encoder | None = None
     for done, (name, samples) in enumerate(data.items()):
         try:
             encoder = load_encoder(run.checkpoints[name], reading.device, assets=run.base)
             base = base or load_encoder(run.base, reading.device)
-            profile, file = make_profile(name, samples, encoder, base=base, **how), run.profile_path(name)
-            _refuse_other_task(run, name, profile)
-            if file.exists():
-                notes.append(f"replaced the profile that was in {file}")
-            profile.save(file)
+            rows = reading.max_samples or ROWS
+            profile = make_profile(name, samples, encoder, base=base, rows=rows, progress=progress)
+            profile.save(run.profile_path(name))
             # After each, so that what was made is kept if a later one fails.
             run.register_profile(name)
             entry = keep_samples(
@@ -173,29 +149,9 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
     if isinstance(head, Path):
         run.register_head(head, inputs.base)
     if options.keep == 0 and not inputs.data:
-        for label in run.names:
-            run.register_kept(label, None)
+        for name in run.names:
+            run.register_kept(name, None)
     return run
-
-
-def _refuse_other_task(run: Run, name: str, profile: Profile) -> None:
-    """Refuses a profile that is probably of another task's data.
-
-    That is so if its classes are another task's and not its own, or if its samples are another task's.
-    """
-    table = {label: count for label, count in profile.label_table.items() if count}
-    own = run.own_classes(run.names.index(name))
-    for t, label in enumerate(run.names):
-        other, theirs = run.profiles[t], run.own_classes(t)
-        if label == name or theirs is None:
-            continue
-        elsewhere = own is not None and table.keys().isdisjoint(own) and table.keys() <= set(theirs)
-        same = other is not None and np.array_equal(other.base_features, profile.base_features)
-        if elsewhere or same:
-            raise InputError(
-                f"the data given for {name} looks like that of {label}: its classes are {some_of(table)}; give the "
-                f"data of {name}, or make the run anew with --overwrite if that of {label} was wrong"
-            )
 
 
 def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progress: Progress | None) -> Head:
@@ -204,8 +160,7 @@ def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progre
     if isinstance(given, list):
         return name_head(encoder, given, "imagenet-r" if encoder.is_whole else "plain")
     prepared = prepare(encoder, given, progress=progress)
-    features = embed_prepared(encoder, prepared, reading.batch, progress=progress)
-    return mean_head(features, prepared.labels, given.classes)
+    return mean_head(embed_prepared(encoder, prepared, progress=progress), prepared.labels, given.classes)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------
@@ -215,42 +170,34 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
     """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
     refuse_run_file(path)
     problems: list[str] = []
-    base: Path | None
-    tasks: dict[str, Path | None]
     is_new = not is_run(path) or options.base is not None or bool(options.task)
     if options.keep is not None and options.keep < 0:
         problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
-    if is_new:
-        base, tasks = _checkpoints(path, options, problems)
-    else:
-        run = Run.open(path)
-        base, tasks = run.base, dict(run.checkpoints)
-        if not options.data and not options.eval_data and options.head is None and options.keep != 0:
-            problems.append(
-                f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "
-                "--base and --task with --overwrite to make it anew"
-            )
+    run = None if is_new else Run.open(path)
+    base, tasks = _checkpoints(path, options, problems) if run is None else (run.base, run.checkpoints)
+    if run is not None and not options.data and not options.eval_data and options.head is None and options.keep != 0:
+        problems.append(
+            f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "
+            "--base and --task with --overwrite to make it anew"
+        )
     head: HeadSource | None = None
     if options.head is not None:
         with _collected(problems, f"--head {options.head}: "):
             head = _read_head(options.head, options.reading)
-    held_out = _read_data("--eval-data", options.eval_data, list(tasks), options.reading, problems)
-    data = held_out | _read_data("--data", options.data, list(tasks), options.reading, problems)
-    found = {name: task for name, task in tasks.items() if task is not None}
+    names = [*tasks] if run is not None else [_named(text)[0] for text in options.task]
+    held_out = _read_data("--eval-data", options.eval_data, names, options.reading, problems)
+    data = held_out | _read_data("--data", options.data, names, options.reading, problems)
+    if run is not None:
+        problems += _data_of_others(run, data)
     nameless: dict[str, tuple[str, ...]] = {}
     if not problems and base is not None:
-        labels = {name: builtin_labels(task) for name, task in found.items()}
-        merged = dict(zip(found, task_labels(base, list(found.values())), strict=True))
-        nameless = _nameless(data, held_out, found, labels, merged, problems)
-        for part in (data, held_out) if not problems else ():
-            for name, samples in part.items():
-                if (own := labels[name]) is not None and name not in nameless:
-                    part[name] = with_names(samples, own, merged[name])
+        nameless = _match_labels(base, tasks, data, held_out, problems)
     if problems or base is None:
+        problems = list(dict.fromkeys(problems))
         listed = problems[0] if len(problems) == 1 else f"nothing was written:\n{bulleted(problems)}"
         raise InputError(listed, problems=problems if len(problems) > 1 else ())
     ordered = {name: data[name] for name in tasks if name in data}
-    return InitInputs(path, is_new, base, found, ordered, held_out, nameless, head)
+    return InitInputs(path, is_new, base, tasks, ordered, held_out, nameless, head)
 
 
 @contextmanager
@@ -262,8 +209,8 @@ def _collected(problems: list[str], about: str = "") -> Iterator[None]:
         problems.append(f"{about}{error}")
 
 
-def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple[Path | None, dict[str, Path | None]]:
-    """Finds the checkpoints of a new run; None of those that cannot be found or merged."""
+def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple[Path | None, dict[str, Path]]:
+    """Finds the checkpoints of a new run, but for those that cannot be found or merged."""
     if is_run(path) and not options.overwrite:
         problems.append(
             f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
@@ -272,24 +219,19 @@ def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple
     elif path.exists() and not path.is_dir():
         problems.append(f"{path} is a file: give a directory")
     base: Path | None = None
-    if options.base is None:
-        problems.append("which checkpoint did training begin with? Give --base DIR")
-    else:
+    if options.base is None or not options.task:
+        problems.append("a run has a base and tasks: give --base DIR, and one --task NAME=DIR for each task, in order")
+    if options.base is not None:
         with _collected(problems, "base: "):
             base = _find_checkpoint(located(options.base))
-    if not options.task:
-        problems.append("there are no tasks: give one --task NAME=DIR for each, in training order")
-    tasks: dict[str, Path | None] = {}
-    for text in options.task:
-        with _collected(problems):
-            name, place = _named(text)
-            if name in tasks:
-                problems.append(f"several tasks are called {name!r}: give names that differ, as --task NAME=DIR")
-            tasks[name] = None
-            with _collected(problems, f"{name}: "):
-                tasks[name] = task = _find_checkpoint(located(place))
-                if base is not None:
-                    _refuse_mismatch(base, task)
+    tasks: dict[str, Path] = {}
+    for name, place in map(_named, options.task):
+        if name in tasks:
+            problems.append(f"several tasks are called {name!r}: give names that differ, as --task NAME=DIR")
+        with _collected(problems, f"{name}: "):
+            tasks[name] = _find_checkpoint(located(place))
+            if base is not None:
+                _refuse_mismatch(base, tasks[name])
     return base, tasks
 
 
@@ -298,26 +240,16 @@ def _find_checkpoint(path: Path) -> Path:
 
     A model that lies in the folder itself was saved at the end of the training, and goes before these.
     """
-    problem = _problem(path)
-    if problem is None:
-        return path
-    numbered = [(int(match[1]), item) for item in path.glob("*/") if (match := STEP.fullmatch(item.name))]
-    for _, item in sorted(numbered, reverse=True):
-        if _problem(item) is None:
-            return item
-    if numbered:
-        raise InputError(f"{path}: none of its {len(numbered)} folders checkpoint-N holds a complete checkpoint")
-    raise problem
-
-
-def _problem(path: Path) -> InputError | None:
-    """Returns why there is no checkpoint at a path."""
-    try:
-        if not holds_adapter(path):
-            open_checkpoint(path).close()
-    except InputError as error:
-        return error
-    return None
+    steps = sorted((int(match[1]), item) for item in path.glob("*/") if (match := STEP.fullmatch(item.name)))
+    problem: InputError | None = None
+    for place in (path, *(item for _, item in reversed(steps))):
+        try:
+            if not holds_adapter(place):
+                open_checkpoint(place).close()
+            return place
+        except InputError as error:
+            problem = problem or error
+    raise InputError(f"{problem}{f'; nor in its {len(steps)} folders checkpoint-N' if steps else ''}")
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -339,11 +271,7 @@ def _refuse_mismatch(base: Path, task: Path) -> None:
 
 
 def _read_data(
-    option: str,
-    given: Sequence[str],
-    names: Sequence[str],
-    reading: Reading,
-    problems: list[str],
+    option: str, given: Sequence[str], names: Sequence[str], reading: Reading, problems: list[str]
 ) -> dict[str, Samples]:
     """Reads the data of tasks, NAME=DATA."""
     read: dict[str, Samples] = {}
@@ -353,8 +281,6 @@ def _read_data(
             if name not in names:
                 hint, known = closest(name, names), ", ".join(names)
                 raise InputError(f"no task is called {name!r}{hint}; give NAME=DATA with one of {known}")
-            if not place.exists():
-                raise InputError(f"{place} does not exist")
             if name in read:
                 raise InputError(f"{name} has {read[name].origin} already; put its data into one file or folder")
             read[name] = _labelled(place, reading)
@@ -373,70 +299,89 @@ def _read_head(given: str, reading: Reading) -> HeadSource:
     if path.suffix == ".safetensors":
         load_head(path)
         return path
-    if path.exists() and path.suffix != ".txt":
-        return _labelled(path, reading)
     if path.suffix == ".txt":
         try:
             parts: Sequence[str] = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{given}: not a readable text file ({error})") from None
-    elif "," not in given:
-        raise InputError(f"{given} does not exist: give a head file, data, or class names as cat,dog")
-    else:
+    elif path.exists():
+        return _labelled(path, reading)
+    elif "," in given:
         parts = given.split(",")
+    else:
+        raise InputError(f"{given} does not exist: give a head file, data, or class names as cat,dog")
     return [part.strip() for part in parts if part.strip()]
 
 
 # -- labels and the names of classifiers ------------------------------------------------------------------------------
 
 
-def _nameless(
-    data: Mapping[str, Samples],
-    held_out: Mapping[str, Samples],
+def _data_of_others(run: Run, data: Mapping[str, Samples]) -> Iterator[str]:
+    """Yields what is probably the data of another task: its classes are known to be that task's, and not its own."""
+    known = {name: run.own_classes(t) for t, name in enumerate(run.names)}
+    for name, samples in data.items():
+        present, own = set(samples.present_classes()), known[name]
+        for other, theirs in known.items():
+            if own and theirs and present.isdisjoint(own) and present <= set(theirs):
+                yield (
+                    f"the data given for {name} looks like that of {other}, with {some_of(sorted(present))}; "
+                    f"give the data of {name}, or make the run anew with --overwrite if that of {other} was wrong"
+                )
+
+
+def _match_labels(
+    base: Path,
     tasks: Mapping[str, Path],
-    labels: Mapping[str, tuple[str, ...] | None],
-    merged: Mapping[str, tuple[str, ...] | None],
+    data: dict[str, Samples],
+    held_out: dict[str, Samples],
     problems: list[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the classifiers with data whose labels are no names; finds labels that contradict a classifier's names.
+    """Gives samples the names that a merge calls the classes of their task's classifier, and finds contradictions.
 
-    `labels`: those of the tasks' classifiers; `merged`: what a merge calls them.
+    Returns the labels of the classifiers with data that have no names.
     """
+    labels = {name: builtin_labels(task) for name, task in tasks.items()}
+    merged = dict(zip(tasks, task_labels(base, list(tasks.values())), strict=True))
     nameless: dict[str, tuple[str, ...]] = {}
-    others_held = [(name, samples) for name, samples in held_out.items() if samples is not data[name]]
-    for name, samples in [*data.items(), *others_held]:
-        if (rows := labels[name]) is None:
-            continue
-        present = by_name(samples.present_classes(), [rows], samples.origin)
-        unknown = [label for label in present if label not in rows]
-        others = [other for other, theirs in labels.items() if other != name and set(present) <= {*(theirs or ())}]
-        if are_generic(rows):
-            if len(unknown) == len(present) and not {*present} & {*(merged[name] or ())}:
+    for part in (data, held_out):
+        for name, samples in part.items():
+            if (rows := labels[name]) is None:
+                continue
+            present = by_name(samples.present_classes(), [rows], samples.origin)
+            if are_generic(rows) and not {*present} & {*rows, *(merged[name] or ())}:
                 nameless[name] = rows
-        elif unknown and (others or 2 * len(unknown) > len(present)):
-            hint = f": they are those of {' and '.join(others)}" if others else ""
-            problems.append(
-                f"{samples.origin}: its labels {some_of(present, show=repr)} are not the classes of {name}{hint}; its "
-                f"checkpoint has {some_of(rows, show=repr)} (id2label of its config.json). Give the data of {name}, "
-                "or write the labels as the checkpoint has them"
-            )
-        elif unknown:
-            warnings.warn(
-                f"{samples.origin}: no class of {name}: {some_of(unknown, show=repr)}; samples labelled so are left "
-                f"out when a head is fitted. The checkpoint has {some_of(rows, show=repr)}",
-                stacklevel=2,
-            )
+                continue
+            if not are_generic(rows):
+                problems += _contradictions(name, samples.origin, present, labels)
+            part[name] = with_names(samples, rows, merged[name])
     known = {name: data[name].present_classes() for name in nameless}
     for name, rows in nameless.items():
         same = [other for other in tasks if merged[other] == merged[name] and known.get(other) != known[name]]
-        if len(known[name]) != len(rows):
-            problems.append(_unclear(data[name], tasks[name], rows))
-        elif same:
-            problems.append(
-                f"{_unclear(data[name], tasks[name], rows)}. Without names, a merge takes them for the classes of "
-                f"{some_of(same)}"
-            )
+        if same or len(known[name]) != len(rows):
+            taken = f". Without names, a merge takes them for the classes of {some_of(same)}" if same else ""
+            problems.append(f"{_unclear(data[name], tasks[name], rows)}{taken}")
     return nameless
+
+
+def _contradictions(name: str, origin: str, present: Sequence[str], labels: Labels) -> Iterator[str]:
+    """Yields that the labels of data are not those of a task's classifier; warns of a few that are none."""
+    rows = labels[name] or ()
+    if not (unknown := [label for label in present if label not in rows]):
+        return
+    others = [other for other, theirs in labels.items() if other != name and set(present) <= {*(theirs or ())}]
+    if others or 2 * len(unknown) > len(present):
+        hint = f": they are those of {' and '.join(others)}" if others else ""
+        yield (
+            f"{origin}: its labels {some_of(present, show=repr)} are not the classes of {name}{hint}; its checkpoint "
+            f"has {some_of(rows, show=repr)} (id2label of its config.json). Give the data of {name}, or write the "
+            "labels as the checkpoint has them"
+        )
+    else:
+        warnings.warn(
+            f"{origin}: no class of {name}: {some_of(unknown, show=repr)}; samples labelled so are left out when a "
+            f"head is fitted. The checkpoint has {some_of(rows, show=repr)}",
+            stacklevel=2,
+        )
 
 
 def _unclear(samples: Samples, checkpoint: Path, rows: Sequence[str]) -> str:
@@ -447,9 +392,12 @@ def _unclear(samples: Samples, checkpoint: Path, rows: Sequence[str]) -> str:
     )
 
 
-def _by_prediction(name: str, rows: Sequence[str], inputs: InitInputs, device: str | None) -> dict[str, str]:
-    """Returns what a merge calls the classes of a classifier without names, if it predicts them in order."""
-    samples, checkpoint = inputs.data[name], inputs.tasks[name]
+def _name_by_prediction(name: str, inputs: InitInputs, device: str | None) -> str:
+    """Gives samples what a merge calls the classes of a classifier without names, if it predicts them in order.
+
+    Returns what a user should know of that.
+    """
+    samples, checkpoint, rows = inputs.data[name], inputs.tasks[name], inputs.nameless[name]
     labels = samples.require_labels()
     chosen = limited(range(len(samples)), labels, TRIED, 0)
     votes = count_answers(load_builtin(checkpoint, device, assets=inputs.base), samples, chosen)
@@ -458,4 +406,13 @@ def _by_prediction(name: str, rows: Sequence[str], inputs: InitInputs, device: s
     if not certain or float(np.trace(votes)) < AGREEMENT * float(votes.sum()):
         raise InputError(f"{_unclear(samples, checkpoint, rows)}. Its predictions do not show it")
     merged = task_labels(inputs.base, list(inputs.tasks.values()))[list(inputs.tasks).index(name)]
-    return dict(zip(samples.present_classes(), merged or rows, strict=True))
+    names = dict(zip(samples.present_classes(), merged or rows, strict=True))
+    for part in (inputs.data, inputs.held_out):
+        if name in part:
+            part[name] = replace(part[name], classes=tuple(names.get(label, label) for label in part[name].classes))
+    pairs = some_of(f"{label!r} is {row}" for label, row in zip(names, rows, strict=True))
+    return (
+        f"{name}: its classifier has no names, and predicts that {pairs}. Models of this run answer "
+        f"{some_of(names.values(), show=repr)}; to have your labels instead, write them into id2label of "
+        f"{checkpoint / 'config.json'} first, and run this again with --overwrite"
+    )

@@ -132,12 +132,6 @@ class Embedding:
     """The column of the texts. Default: text, sentence, query, ..."""
     device: str | None = None
     """The device for encoders. Default: the GPU if there is one."""
-    batch: Annotated[int, NO_OPTION] = 64
-    """Batch size."""
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"batch is {self.batch}, expected at least 1")
 
     def open(self, source: SampleSource) -> Samples:
         """Opens a file, a folder, or samples in memory."""
@@ -159,7 +153,6 @@ class Reading(Embedding):
     """Use at most this many samples (a fixed random draw). Default: 500 inputs of a site, else all samples."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.max_samples is not None and self.max_samples < 1:
             raise InputError(f"max_samples is {self.max_samples}, expected at least 1")
 

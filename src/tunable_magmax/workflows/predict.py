@@ -8,17 +8,18 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
-from tunable_magmax.data.memory import EXPECTED, is_one_input, memory_samples, rows_of
+from tunable_magmax.data.memory import is_one_input, memory_samples, rows_of
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".jsonl")
 """Of files of labels."""
 TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
-Named: TypeAlias = tuple[Samples, Callable[[int], str]]
-"""Samples, and what to call each of them, by its position."""
+READ_AT_ONCE = 64
+"""Inputs that are read and classified at a time."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,24 +71,14 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        top = [{"label": label, "probability": probability} for label, probability in self.top]
         return {
-            "input": printable(self.input),
-            "text": None if self.text is None else printable(self.text),
+            "input": self.input,
+            "text": self.text,
             "label": self.label,
             "probability": self.probability,
-            "top": top,
+            "top": [{"label": label, "probability": probability} for label, probability in self.top],
             "error": self.error,
         }
-
-
-def printable(text: str) -> str:
-    """Returns a text that any file can hold; names of files that are not UTF-8 have surrogates, which become escapes.
-
-    >>> print(printable("caf\\udce9.png"))
-    caf\\udce9.png
-    """
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # -- a model in Python ------------------------------------------------------------------------------------------------
@@ -123,70 +114,54 @@ class LoadedClassifier:
         """Whether the model takes images or texts."""
         return "image" if self.encoder.image_processor is not None else "text"
 
-    def probabilities(self, inputs: Any, batch: int = 64) -> NDArray[np.float32]:
+    def probabilities(self, inputs: Any) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes]; an input that cannot be read is an `InputError`."""
-        parts = [shares for _, _, shares in self._batches(self._samples(inputs), batch, None)]
+        parts = [shares for _, _, shares in self._batches(self._samples(inputs), None)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
 
-    def predict(self, inputs: Any, top: int = 1, batch: int = 64) -> list[Prediction]:
+    def predict(self, inputs: Any, top: int = 1) -> list[Prediction]:
         """Returns the likeliest class of each input; an input that cannot be read is an `InputError`."""
-        samples = self._samples(inputs)
-        return self.predict_samples(samples, lambda k: f"input {k + 1}", top, batch, strict=True)
+        return self.predict_samples(self._samples(inputs), top, strict=True)
 
     def predict_samples(
-        self,
-        samples: Samples,
-        name: Callable[[int], str],
-        top: int = 1,
-        batch: int = 64,
-        progress: Callable[[int], None] | None = None,
-        *,
-        strict: bool = False,
+        self, samples: Samples, top: int = 1, progress: Callable[[int], None] | None = None, *, strict: bool = False
     ) -> list[Prediction]:
-        """Classifies samples, `batch` at a time; `name` says what to call each, by its position.
+        """Classifies samples, some at a time; `progress` gets the number done.
 
-        Those that cannot be read get no label, or are an error if `strict`. `progress` gets the number done.
+        Those that cannot be read get no label, or are an error if `strict`.
         """
         if top < 1:
             raise InputError(f"top is {top}, expected at least 1 class for each input")
         found: dict[int, Prediction] = {}
         failed: dict[int, Unreadable] = {}
-        for positions, inputs, shares in self._batches(samples, batch, None if strict else failed):
+        for positions, inputs, shares in self._batches(samples, None if strict else failed):
             for position, value, row in zip(positions, inputs, shares, strict=True):
                 best = np.argsort(-row, kind="stable")[:top].tolist()
                 text = value if isinstance(value, str) else None
-                found[position] = Prediction(
-                    tuple((self.classes[k], float(row[k])) for k in best), name(position), text
-                )
+                found[position] = Prediction(tuple((self.classes[k], float(row[k])) for k in best), text=text)
             if progress is not None:
                 progress(len(found) + len(failed))
-        found |= {position: Prediction((), name(position), None, item.why) for position, item in failed.items()}
+        found |= {position: Prediction(error=item.why) for position, item in failed.items()}
         return [found[position] for position in range(len(samples))]
 
     def _batches(
-        self, samples: Samples, batch: int, failed: dict[int, Unreadable] | None
+        self, samples: Samples, failed: dict[int, Unreadable] | None
     ) -> Iterator[tuple[list[int], list[Any], NDArray[np.float32]]]:
         """Yields positions, inputs and probabilities; what cannot be read is put into `failed`, or is an error."""
         if samples.kind != self.kind:
             takes, holds = (f"{kind}s" for kind in (self.kind, samples.kind))
             raise InputError(f"{samples.origin} holds {holds}, but {self.encoder.path} classifies {takes}")
-        if batch < 1:
-            raise InputError(f"batch is {batch}, expected at least 1")
         unreadable: dict[int, Unreadable] = {} if failed is None else failed
-        for positions, inputs in samples.batches(range(len(samples)), batch, unreadable):
-            yield positions, inputs, self.head.probabilities(embed_inputs(self.encoder, inputs, batch))
+        for positions, inputs in samples.batches(range(len(samples)), READ_AT_ONCE, unreadable):
+            yield positions, inputs, self.head.probabilities(embed_inputs(self.encoder, inputs))
         if failed is None and unreadable:
             names = some_of(f"{item.name} ({item.why})" for item in unreadable.values())
             raise InputError(f"{samples.origin}: cannot be read: {names}; take them out, or repair them")
 
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
-        alone = is_one_input(inputs)
-        if not alone and not isinstance(inputs, Iterable):
-            raise InputError(
-                f"the input is of type {type(inputs).__name__}, expected {EXPECTED[self.kind]}, or a list of such"
-            )
-        return replace(memory_samples([inputs] if alone else rows_of(inputs), self.kind), origin="the inputs")
+        rows = [inputs] if is_one_input(inputs) else rows_of(inputs)
+        return replace(memory_samples(rows, self.kind), origin="the inputs")
 
 
 def load_classifier(
@@ -204,11 +179,6 @@ def load_classifier(
     from tunable_magmax.models.head import require_match
 
     model = located(path)
-    if not model.exists():
-        raise InputError(
-            f"{model} does not exist: give the directory of a model, as tmx tailor or tmx merge writes it, or the name "
-            "of one on the Hugging Face hub, org/name@revision"
-        )
     if is_run(model):
         raise InputError(
             f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "
@@ -239,18 +209,19 @@ class Predictions:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         rows = [found.to_dict() for found in self.predictions]
-        return {"model": printable(self.model), "head": printable(self.head), "predictions": rows}
+        return {"model": self.model, "head": self.head, "predictions": rows}
 
     def to_bytes(self, suffix: str) -> bytes:
         """Returns the content of a file with a row for each input: .jsonl, or .csv with the likeliest class alone."""
-        rows = [found.to_dict() for found in self.predictions]
+        rows, content = [found.to_dict() for found in self.predictions], io.StringIO(newline="")
         if suffix == ".jsonl":
-            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        content = io.StringIO(newline="")
-        table = csv.DictWriter(content, ("input", "text", "label", "probability"), extrasaction="ignore")
-        table.writeheader()
-        table.writerows(rows)
-        return content.getvalue().encode()
+            content.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        else:
+            table = csv.DictWriter(content, ("input", "text", "label", "probability"), extrasaction="ignore")
+            table.writeheader()
+            table.writerows(rows)
+        # Names of files that are not UTF-8 have halves of characters, which become escapes.
+        return content.getvalue().encode("utf-8", "backslashreplace")
 
 
 def predict(
@@ -269,26 +240,22 @@ def predict(
     texts, reading, out = options.text, options.reading, options.out
     if out is not None and out.suffix.lower() not in SUFFIXES:
         raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a directory: give the name of a file")
     if not inputs and not texts:
         raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
-    missing = [str(path) for path in inputs if not Path(path).exists()]
-    if missing:
-        raise InputError(f"{some_of(missing)}: no such file or folder")
     classifier = load_classifier(model, reading.device, head=options.head)
     sources = list(_sources([Path(path) for path in inputs], classifier.kind, reading))
     if texts:
-        sources.append((text_samples("text", list(texts), None), lambda k: f"text {k + 1}"))
-    total, found = sum(len(samples) for samples, _ in sources), list[Prediction]()
-    for samples, name in sources:
+        sources.append((text_samples("text", list(texts), None), [f"text {k + 1}" for k in range(len(texts))]))
+    total, found = sum(len(names) for _, names in sources), list[Prediction]()
+    for samples, names in sources:
         before = len(found)
 
         def report(done: int, before: int = before) -> None:
             if progress is not None:
                 progress("classifying", before + done, total)
 
-        found += classifier.predict_samples(samples, name, options.top, reading.batch, report)
+        made = classifier.predict_samples(samples, options.top, report)
+        found += [replace(one, input=name) for one, name in zip(made, names, strict=True)]
     failed = [f"{item.input} ({item.error})" for item in found if item.error is not None]
     if failed and len(failed) == len(found):
         raise InputError(f"none of {len(found)} inputs can be read: {some_of(failed)}")
@@ -296,33 +263,32 @@ def predict(
         warnings.warn(
             f"{len(failed)} of {len(found)} inputs could not be read and got no label: {some_of(failed)}", stacklevel=2
         )
-    made = Predictions(str(model), classifier.head_file, tuple(found))
+    result = Predictions(str(model), classifier.head_file, tuple(found))
     if out is not None:
-        write_atomic(out, made.to_bytes(out.suffix.lower()))
-    return made
+        write_atomic(out, result.to_bytes(out.suffix.lower()))
+    return result
 
 
-def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[Named]:
-    """Yields samples with their names; image files that follow each other are read together."""
-    images: list[Path] = []
+def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[tuple[Samples, list[str]]]:
+    """Yields samples, and what to call each of them; image files that follow each other are read together."""
 
-    def gathered() -> Iterator[Named]:
-        if images:
-            files = tuple(images)
-            origin = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-            yield open_image_files(files, origin), lambda k: str(files[k])
-            images.clear()
-
-    for path in paths:
+    def holds_images(path: Path) -> bool:
         suffix = path.suffix.lower()
-        if path.is_dir() and not any(path.glob("*.parquet")):
-            below = images_below(path)
+        if path.is_dir():
+            return not any(path.glob("*.parquet"))
+        # Whatever its name, in a model of images: Pillow tells whether it is an image.
+        return path.is_file() and suffix not in TABLES and (suffix in IMAGE_SUFFIXES or kind == "image")
+
+    for are_images, group in groupby(paths, holds_images):
+        if not are_images:
+            for path in group:
+                samples = reading.open(path)
+                yield samples, [f"{path}:{k + 1}" for k in range(len(samples))]
+            continue
+        files: list[Path] = []
+        for path in group:
+            below = images_below(path) if path.is_dir() else [path]
             if not below:
                 raise InputError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}) and no parquet files")
-            images += below
-        elif path.is_file() and suffix not in TABLES and (suffix in IMAGE_SUFFIXES or kind == "image"):
-            images.append(path)  # whatever its name: Pillow tells whether it is an image
-        else:
-            yield from gathered()
-            yield reading.open(path), lambda k, path=path: f"{path}:{k + 1}"  # type: ignore[misc]
-    yield from gathered()
+            files += below
+        yield open_image_files(files, f"{files[0]}{' ...' * (len(files) > 1)}"), list(map(str, files))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunable_magmax.cli.terminal import show_result, working
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import ConvertOptions, flat
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import note, show_result, table, working
+from tunable_magmax.errors import plural
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import InitOptions
 
 if TYPE_CHECKING:

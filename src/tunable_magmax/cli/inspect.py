@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.cli.terminal import show_result, table, tell, working, wrapped
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import InspectOptions
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working, wrapped
-from tunable_magmax.errors import some_of
+from tunable_magmax.errors import plural, some_of
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import MergeOptions
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import show_result, table, working, wrapped
-from tunable_magmax.errors import shortened, some_of
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import plural, shortened, some_of
 from tunable_magmax.workflows.options import PredictOptions
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import PreferOptions
 
 if TYPE_CHECKING:

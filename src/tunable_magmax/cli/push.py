@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tunable_magmax.cli.terminal import show_result, table, working
+from tunable_magmax.errors import plural
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.options import PushOptions
 
 

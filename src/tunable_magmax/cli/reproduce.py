@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import show_result, table, tell, working
+from tunable_magmax.errors import plural
 from tunable_magmax.experiments.options import ReproduceOptions
-from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.reproduce import ExperimentPlan

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working
-from tunable_magmax.errors import one_line
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import one_line, plural
 from tunable_magmax.workflows.options import SUMMARY, SweepOptions
 
 if TYPE_CHECKING:

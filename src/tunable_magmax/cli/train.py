@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import show_result, table, working
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import Changes, Out
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import numpy as np
 from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
 from tunable_magmax.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column
-from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import InputError, plural, some_of
 
 SamplesLike: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
 """What a caller of the Python API may give for samples: a path, or the samples themselves."""

@@ -17,9 +17,8 @@ from typing import Any
 
 from tunable_magmax.data.images import in_order, read_picture, threads_for
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples
-from tunable_magmax.errors import InputError, closest, shortened, some_of
+from tunable_magmax.errors import InputError, closest, plural, shortened, some_of
 from tunable_magmax.files import load_json, parse_json
-from tunable_magmax.showing import plural
 
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 TABLE_SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Ints
-from tunable_magmax.errors import InputError
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import InputError, plural
 
 LEVEL = 0.95
 

@@ -23,8 +23,7 @@ from tunable_magmax.checkpoints.tensors import (
     names_by_tensor,
     widest,
 )
-from tunable_magmax.errors import InputError, bulleted, closest, some_of
-from tunable_magmax.showing import plural
+from tunable_magmax.errors import InputError, bulleted, closest, plural, some_of
 
 LISTED = 10_000
 """So many problems are listed."""

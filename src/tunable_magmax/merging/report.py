@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError, bulleted, one_line
+from tunable_magmax.errors import InputError, bulleted, one_line, plural, shown_shares
 from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import FOR_FILES, Options
-from tunable_magmax.showing import plural, shown_shares
 
 
 @dataclass(frozen=True, slots=True)

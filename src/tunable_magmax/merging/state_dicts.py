@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
@@ -22,7 +22,6 @@ from tunable_magmax.merging.methods import Method, method_class, read_options, u
 from tunable_magmax.merging.options import FOR_FILES, Options, takes_options
 from tunable_magmax.merging.report import MergeReport, matched_scale
 from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for, working_dtype
-from tunable_magmax.showing import plural
 
 StateDict = Mapping[str, Tensor]
 Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, plural, shown_shares
 from tunable_magmax.files import read_whole, write_atomic
 from tunable_magmax.merging.budget import in_order
 from tunable_magmax.preference.shares import (
@@ -29,7 +29,6 @@ from tunable_magmax.preference.shares import (
     read_shares,
     task_count,
 )
-from tunable_magmax.showing import plural, shown_shares
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

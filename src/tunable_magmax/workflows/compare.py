@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.engines.outputs import read_report
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
@@ -22,7 +21,6 @@ from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_lar
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
 from tunable_magmax.workflows.options import CompareOptions, Reading, TailorOptions
 from tunable_magmax.workflows.predict import load_classifier
@@ -31,7 +29,6 @@ from tunable_magmax.workflows.site import open_material
 from tunable_magmax.workflows.tailor import choose_spec
 from tunable_magmax.workflows.tailored import read_record
 
-VERSION = 3
 SCALES = (0.5, 1.0)
 """Scales of the Tunable MAGMAX merges that are compared."""
 HeadKind = Literal["fitted", "old", "own"]
@@ -115,8 +112,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         rows = [row.to_dict() for row in self.rows]
-        place, about = self.rows.index(self.tailored), {**vars(self), "rows": rows}
-        return {"version": VERSION, **about, "tailored": place, "summary": self.summary()}
+        return {**vars(self), "rows": rows, "tailored": self.rows.index(self.tailored), "summary": self.summary()}
 
 
 def _verdict(row: Row, tailored: Row, comparisons: int) -> str:
@@ -179,13 +175,6 @@ def compare(
     with Bench(run, head=head.frozen, seed=seed, device=reading.device, progress=progress) as bench:
         samples = bench.open_labelled("compared", labelled)
         specs = _candidates(run, chosen.weights)
-        fewest = least_samples(len(specs))
-        if len(samples) < fewest:
-            warnings.warn(
-                f"{plural(len(samples), 'sample')} cannot show any difference between so many models, however large "
-                f"it is: give at least {fewest}, better some hundred",
-                stacklevel=2,
-            )
         material, mine = open_material(bench, chosen), None
         if folder is None:
             mine, _, _ = choose_spec(bench, chosen, TailorOptions(seed=seed), material)
@@ -194,7 +183,7 @@ def compare(
         for done, spec in enumerate(specs, 1):
             fitted = bench.fit(spec, material.all)
             kind: HeadKind = "old" if fitted.kind == "old" else "fitted"
-            right = _right(bench.logits(spec, samples, fitted.linear), samples)
+            right = bench.logits(spec, samples, fitted.linear).argmax(axis=1) == samples.labels
             models.append((spec.title(run.names), kind, spec, right))
             if progress is not None:
                 progress("comparing", done, len(specs))
@@ -235,11 +224,6 @@ def _candidates(run: Run, weights: Sequence[float]) -> list[MergeSpec]:
         MergeSpec("tsv", 1.0, shares),
         *(MergeSpec("tunable_magmax", scale, shares) for scale in SCALES),
     ]
-
-
-def _right(logits: NDArray[np.float64], data: BenchData) -> Bools:
-    right: Bools = logits.argmax(axis=1) == data.labels
-    return right
 
 
 def _right_as_written(

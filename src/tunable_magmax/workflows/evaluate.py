@@ -14,7 +14,7 @@ from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
 from tunable_magmax.data.memory import SamplesLike, as_labelled
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, shown_shares
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import Bench, measure_model
 from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
@@ -27,7 +27,6 @@ from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, builtin_head, load_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run, refuse_run_file
-from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
 from tunable_magmax.workflows.options import EvalOptions, Reading, from_flat, given
 

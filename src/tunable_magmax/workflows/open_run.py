@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from tunable_magmax.data.memory import SamplesLike
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, closest, plural, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run as RunDirectory
-from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, compare
 from tunable_magmax.workflows.evaluate import HEAD_FILES, Data, Evaluation, evaluate
 from tunable_magmax.workflows.merge import merge as merge_files

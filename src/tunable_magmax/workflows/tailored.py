@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.config import LENIENT, check
 from tunable_magmax.engines.outputs import card_cell, read_report
+from tunable_magmax.errors import plural, shown_shares
 from tunable_magmax.files import read_json
 from tunable_magmax.preference.preference import FILE, Preference
-from tunable_magmax.showing import plural, shown_shares
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory

@@ -13,7 +13,7 @@ from tunable_magmax.files import show_size
 from tunable_magmax.workflows.options import MergeOptions
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows.merge import MergeResult
+    from tunable_magmax.merging.report import MergeReport
 
 
 def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions()) -> None:
@@ -38,18 +38,22 @@ def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions
             facts = check_merge(source, options, note)
         show_result(facts, fact_lines(facts))
         return
+    notes: list[str] = []
+
+    def hear(text: str) -> None:
+        notes.append(text)
+        note(text)
+
     with working() as progress:
-        result = run(source, options, progress, note)
-    report = result.report
+        report = run(source, options, progress, hear)
     for warning in report.warnings:
         warn(warning)
     # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
-    record = replace(report, warnings=(*report.warnings, *result.notes))
-    show_result(record.to_json(), _summary(result, options))
+    show_result(replace(report, warnings=(*report.warnings, *notes)).to_json(), _summary(report, options))
 
 
-def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
-    report, total = result.report, max(result.report.elements, 1)
+def _summary(report: MergeReport, options: MergeOptions) -> Iterator[str]:
+    total = max(report.elements, 1)
     if report.options["scale"] == "matched":
         source = "matched"
     else:
@@ -58,7 +62,7 @@ def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
     if report.counts is not None:
         rows = [
             [name, f"{count:,} elements", f"{count / total:.2%}"]
-            for name, count in zip(result.names, report.counts, strict=True)
+            for name, count in zip(report.columns, report.counts, strict=True)
         ]
         yield from table(rows)
     if report.leftovers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,20 +34,9 @@ def unheard(text: str) -> None:
     """Takes notes that nobody wants to hear."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeResult:
-    """A merge that was written."""
-
-    report: MergeReport
-    names: tuple[str, ...]
-    """The tasks' names, or their paths."""
-    notes: tuple[str, ...]
-    """What a user should know of inputs and output; they name paths, so they are not in the report."""
-
-
 def merge(
     source: Path | None, options: MergeOptions, progress: Progress | None = None, notify: Notify = unheard
-) -> MergeResult:
+) -> MergeReport:
     """Merges a run directory, a YAML configuration, or the checkpoints that the options name, into `options.out`.
 
     `notify` is called with each note as soon as it is known.
@@ -86,19 +75,14 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
         }
 
 
-def merge_recipe(recipe: Recipe, out: Path, notify: Notify = unheard, **settings: Any) -> MergeResult:
+def merge_recipe(recipe: Recipe, out: Path, notify: Notify = unheard, **settings: Any) -> MergeReport:
     """Merges as a recipe says into `out`; `settings` are other arguments of `merge_checkpoints`."""
-    recipe, notes = recipe.located(), []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        notify(text)
-
-    arguments = {**recipe.options, "names": recipe.names, **settings}
-    report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
+    recipe = recipe.located()
+    settings |= {**recipe.options, "names": recipe.names, "notify": notify}
+    report = merge_checkpoints(recipe.base, recipe.tasks, out, **settings)
     if not is_one_file(out) and MODEL_CONFIG not in report.files and report.reduced is None:
-        note(missing_config_note(out))
-    return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes))
+        notify(missing_config_note(out))
+    return report
 
 
 def merge_recipe_in_memory(
@@ -151,22 +135,23 @@ def recipe_of(
     chosen = preference_for(recipe, preference, notify)
     if chosen.scale is not None and options.get("scale") is None:
         options["scale"] = chosen.scale
-        notify(f"the scale is {chosen.scale:g}, which the preference carries; --scale sets another one")
     return recipe.with_options(**{**options, "weights": list(chosen.weights)})
 
 
 def _source_of(source: Path | None, checkpoints: Checkpoints) -> Recipe:
-    base, tasks = checkpoints.base, checkpoints.task
-    if source is not None and source.name == CONFIG and (source.parent / REPORT).is_file():
-        return _saved_recipe(source, checkpoints)
+    named = None
+    if checkpoints.base is not None and checkpoints.task:
+        paths, names = read_tasks(checkpoints.task)
+        named = Recipe(checkpoints.base, paths, names=names)
     if source is None:
-        if base is None or not tasks:
+        if named is None:
             raise InputError(
                 "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
             )
-        paths, names = read_tasks(tasks)
-        return Recipe(base, paths, names=names)
-    if base is not None or tasks:
+        return named
+    if source.name == CONFIG and (source.parent / REPORT).is_file():
+        return _saved_recipe(source, named)
+    if checkpoints != Checkpoints():
         raise InputError(
             f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
             "says itself which checkpoints to merge, leave out --base and --task"
@@ -174,22 +159,15 @@ def _source_of(source: Path | None, checkpoints: Checkpoints) -> Recipe:
     return read_recipe(source)
 
 
-def _saved_recipe(source: Path, checkpoints: Checkpoints) -> Recipe:
-    """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
-    recipe = read_recipe(source)
-    if checkpoints.base is not None and checkpoints.task:
-        paths, names = read_tasks(checkpoints.task)
-        inputs: Recipe | None = Recipe(checkpoints.base, paths, names=names)
-    else:
-        inputs = logged_inputs(source.parent)
-    if inputs is None:
-        raise InputError(
-            f"{source} names its models but does not say where they are, and neither does the log beside it: give "
-            f"--base and one --task for each of {len(recipe.tasks)} tasks"
-        )
-    if len(inputs.tasks) != len(recipe.tasks) or (inputs.names is not None and inputs.names != recipe.names):
+def _saved_recipe(source: Path, named: Recipe | None) -> Recipe:
+    """Reads the configuration that a merge saved into its output; its models are where the log says, or as `named`."""
+    recipe, inputs = read_recipe(source), named or logged_inputs(source.parent)
+    if inputs is None or len(inputs.tasks) != len(recipe.tasks) or inputs.names not in (None, recipe.names):
         wanted = ", ".join(recipe.names or [f"task {t}" for t in range(1, len(recipe.tasks) + 1)])
-        raise InputError(f"{source} is a merge of {wanted}: give one --task for each, in this order")
+        raise InputError(
+            f"{source} is a merge of {wanted} and does not say where they are: give --base and one --task for each, "
+            "in this order"
+        )
     return replace(recipe, base=inputs.base, tasks=inputs.tasks)
 
 

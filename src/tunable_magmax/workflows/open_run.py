@@ -114,7 +114,7 @@ class Run(RunDirectory):
         progress: Progress | None = options.pop("progress", None)
         read = from_flat(MergeOptions, preference=preference, out=None if out is None else Path(out), **options)
         if out is not None:
-            return merge_files(self.path, read, progress).report
+            return merge_files(self.path, read, progress)
         return merge_recipe_in_memory(recipe_of(self.path, None, read.preference, read.merging), progress)[0]
 
     def session(self, **options: Any) -> MergeSession:

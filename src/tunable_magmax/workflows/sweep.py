@@ -87,7 +87,7 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     reports, points = [], list[SweepPoint]()
     for name, weights in weights_by_name.items():
         shown = tuple(map(str, weights))
-        report = merge_recipe(recipe.with_options(weights=shown), out / name, overwrite=options.overwrite).report
+        report = merge_recipe(recipe.with_options(weights=shown), out / name, overwrite=options.overwrite)
         reports.append(report)
         points.append(SweepPoint(name, shown, report.scale, report.counts))
         if progress is not None:

@@ -3,9 +3,9 @@
 How a command is made, with `merge` as the example:
 
 1. Its options are one frozen dataclass of workflows/options.py, `MergeOptions`: a field with a default and a docstring
-   for each option, and groups that commands share (`Output`, `Place`, `Reading`, ...) as nested fields. A decorator
-   `@Parameter(name="*")` makes fields options without a prefix; a `Parameter` in a field's annotation gives another
-   name or a parser (`Out`, `Numbers`, `FileOrValue`). Nothing heavy is imported there: `tmx --help` reads it.
+   for each option, and groups that commands share (`Output`, `Place`, `Reading`, ...) as nested fields. `parsed` makes
+   it readable here: cli/parsing.py has the other names of options and the parsers of their values. Nothing heavy is
+   imported: `tmx --help` reads it.
 2. The workflow, in workflows/merge.py, is a function of what the command is about, the options, `progress` and
    `notify`: `merge(source, options, progress, notify)`. It returns a typed record. With `options.dry_run`, the command
    calls the function that checks everything and returns facts as a dict.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
 from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import CompareOptions
@@ -17,7 +18,7 @@ LONGEST = 30
 """Columns of a model's name in the table."""
 
 
-def compare(run_dir: Path, /, *, options: CompareOptions = CompareOptions()) -> None:
+def compare(run_dir: Path, /, *, options: CompareOptions = parsed(CompareOptions)) -> None:
     """Compare the models of a run at a site: base, last, each task, merges, and the tailored one.
 
     tmx compare RUN_DIR --preference site-model --data site.csv

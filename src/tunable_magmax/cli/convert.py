@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, working
 from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import show_size
 from tunable_magmax.workflows.options import ConvertOptions, flat
 
 
-def convert(source: Path, /, *, options: ConvertOptions = ConvertOptions()) -> None:
+def convert(source: Path, /, *, options: ConvertOptions = parsed(ConvertOptions)) -> None:
     """Write a checkpoint as safetensors: from torch files, or into other shards.
 
     tmx convert model.bin -o out/

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import note, show_result, working
 from tunable_magmax.experiments.options import DemoOptions
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 NAMES, SITE = 44, 18  # columns of the models' names, and of a site
 
 
-def demo(*, options: DemoOptions = DemoOptions()) -> None:
+def demo(*, options: DemoOptions = parsed(DemoOptions)) -> None:
     """The whole story on the CPU, offline, in about two minutes: train, forget, tailor to two sites, compare.
 
     A small encoder is pre-trained on the spot and learns characters in eight tasks. Needs the extras train and report.

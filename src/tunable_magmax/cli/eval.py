@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working
 from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import EvalOptions
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 INTERVAL = "95% interval"
 
 
-def eval(model: Path, /, *, options: EvalOptions = EvalOptions()) -> None:
+def eval(model: Path, /, *, options: EvalOptions = parsed(EvalOptions)) -> None:
     """Measure a checkpoint, or a merge without writing it: accuracy by task and class, with intervals.
 
     tmx eval site-model --data site/test

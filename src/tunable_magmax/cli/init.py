@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, working
 from tunable_magmax.errors import plural
 from tunable_magmax.files import show_size
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.init import InitResult
 
 
-def init(run_dir: Path, /, *, options: InitOptions = InitOptions()) -> None:
+def init(run_dir: Path, /, *, options: InitOptions = parsed(InitOptions)) -> None:
     """Make a run directory of checkpoints that were trained elsewhere, or add data or a head to one.
 
     tmx init run/ --base bert/ --task travel=out/travel --task bank=out/bank

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, table, tell, working, wrapped
 from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.files import show_size
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FEW_TENSORS, FEW_TIES = 8, 5
 
 
-def inspect(path: Path, /, *, options: InspectOptions = InspectOptions()) -> int:
+def inspect(path: Path, /, *, options: InspectOptions = parsed(InspectOptions)) -> int:
     """Show what a checkpoint holds, and what each task gave to each layer of a merge; with --verify check it.
 
     tmx inspect merged/

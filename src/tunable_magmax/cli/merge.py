@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working, wrapped
 from tunable_magmax.errors import plural, some_of
 from tunable_magmax.files import show_size
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
 
-def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions()) -> None:
+def merge(source: Path | None = None, /, *, options: MergeOptions = parsed(MergeOptions)) -> None:
     """Merge a base and its task checkpoints into one checkpoint.
 
     tmx merge --base B --task A1 --task A2 --weights 3,1 -o OUT

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, table, working, wrapped
 from tunable_magmax.errors import plural, shortened, some_of
 from tunable_magmax.workflows.options import PredictOptions
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import Predictions
 
 
-def predict(model: Path, /, *inputs: Path, options: PredictOptions = PredictOptions()) -> None:
+def predict(model: Path, /, *inputs: Path, options: PredictOptions = parsed(PredictOptions)) -> None:
     """Predict the classes of images or texts with a model, such as one that tmx tailor made.
 
     tmx predict site-model photo.jpg

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
 from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import PreferOptions
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
 
 
-def prefer(run_dir: Path, /, *, options: PreferOptions = PreferOptions()) -> None:
+def prefer(run_dir: Path, /, *, options: PreferOptions = parsed(PreferOptions)) -> None:
     """Find how much each task matters to a site, from what is known of it.
 
     tmx prefer RUN_DIR --inputs site/images -o site.json

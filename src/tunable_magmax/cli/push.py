@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.errors import plural
 from tunable_magmax.files import show_size
 from tunable_magmax.workflows.options import PushOptions
 
 
-def push(model: Path, repo: str, /, *, options: PushOptions = PushOptions()) -> None:
+def push(model: Path, repo: str, /, *, options: PushOptions = parsed(PushOptions)) -> None:
     """Upload a model directory to the Hugging Face hub, in one commit.
 
     tmx push site-model/ org/name --private

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, table, tell, working
 from tunable_magmax.errors import plural
 from tunable_magmax.experiments.options import ReproduceOptions
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tunable_magmax.experiments.reproduce import ExperimentPlan
 
 
-def reproduce(config: Path, /, *, options: ReproduceOptions = ReproduceOptions()) -> int:
+def reproduce(config: Path, /, *, options: ReproduceOptions = parsed(ReproduceOptions)) -> int:
     """Run an experiment: train, tailor and measure what is missing; then write tables and figures.
 
     tmx reproduce glyphs/characters-5 -o glyphs-out

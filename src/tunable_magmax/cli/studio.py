@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import is_quiet, note, show, show_result
 from tunable_magmax.studio.options import StudioOptions
 
 
-def studio(run_dir: Path, /, *, options: StudioOptions = StudioOptions()) -> None:
+def studio(run_dir: Path, /, *, options: StudioOptions = parsed(StudioOptions)) -> None:
     """Find the right preference by hand and eye, on a page of this machine, and leave with a model.
 
     tmx studio RUN_DIR

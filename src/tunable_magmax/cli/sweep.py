@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working
 from tunable_magmax.errors import one_line, plural
 from tunable_magmax.workflows.options import SUMMARY, SweepOptions
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.sweep import Sweep
 
 
-def sweep(source: Path, /, *, options: SweepOptions = SweepOptions()) -> None:
+def sweep(source: Path, /, *, options: SweepOptions = parsed(SweepOptions)) -> None:
     """Merge for many preferences, and measure each of the models.
 
     tmx sweep RUN_DIR --from 1,0,0 --to 0,0,1 --steps 5 -o OUT

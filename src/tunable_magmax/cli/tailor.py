@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, warn, working, wrapped
 from tunable_magmax.files import show_size
 from tunable_magmax.workflows.options import TailorOptions
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 INDENT = 10
 
 
-def tailor(run_dir: Path, /, *, options: TailorOptions = TailorOptions()) -> None:
+def tailor(run_dir: Path, /, *, options: TailorOptions = parsed(TailorOptions)) -> None:
     """Make the model that a site needs: find its mixture, merge for it, fit the classifier, and say how good it is.
 
     tmx tailor RUN_DIR --inputs site/images -o site-model

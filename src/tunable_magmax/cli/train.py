@@ -7,24 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
+from tunable_magmax.cli.parsing import parsed
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.errors import plural
-from tunable_magmax.workflows.options import Changes, Out
 
 if TYPE_CHECKING:
     from tunable_magmax.training.sequence import TrainedRun
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class TrainOptions:
     """The options of `tmx train`."""
 
-    out: Out = None
+    out: Path | None = None
     """Write the run directory here. Default: beside the file, with its name."""
-    changes: Changes = ()
+    changes: Sequence[str] = ()
     """Replace a value of the file, as train.lr=3e-5; repeatable. Relative paths count from the current directory."""
     device: str | None = None
     """Train on this device. Default: the GPU if there is one."""
@@ -32,7 +29,7 @@ class TrainOptions:
     """Only say what would be trained: tasks, samples, steps."""
 
 
-def train(config: Path, /, *, options: TrainOptions = TrainOptions()) -> None:
+def train(config: Path, /, *, options: TrainOptions = parsed(TrainOptions)) -> None:
     """Train a model on a sequence of tasks, with a checkpoint and a profile for each.
 
     tmx train run.yaml -o run/

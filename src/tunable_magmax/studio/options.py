@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cyclopts import Parameter
-
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.options import Out
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class StudioOptions:
     """What the studio begins with, and where it listens and writes."""
 
-    out: Out = None
+    out: Path | None = None
     """A folder for models, preferences and uploaded samples. Default: RUN_DIR-studio."""
     data: Path | None = None
     """Labelled samples of the site to measure on. The run's test data are used as well, where they are found."""

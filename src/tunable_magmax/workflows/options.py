@@ -2,7 +2,8 @@
 
 Those of a command are one frozen dataclass: plain fields with a default and a docstring below, and groups of options
 that several commands share as nested fields. The command line, the methods of `Run` in Python and the records are made
-from these classes; cli/app.py says how. The module imports next to nothing, because `tmx --help` reads it.
+from these classes. Where a field takes anything, cli/parsing.py says what the command line takes. The module imports
+next to nothing, because `tmx --help` reads it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
-
-from cyclopts import Group, Parameter, Token
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from tunable_magmax.engines.settings import Output as Output
 from tunable_magmax.engines.settings import Place as Place
@@ -31,79 +30,9 @@ SUMMARY = "sweep.json"
 """The file in a sweep's output that sums it up."""
 
 
-# -- values that need a parser ----------------------------------------------------------------------------------------
-
-
-def read_numbers(text: str) -> list[str] | dict[str, str]:
-    """Splits numbers with commas between them, one for each task or by name; they stay text, which is exact.
-
-    >>> read_numbers("3,1,0"), read_numbers("travel=7, bank=1/3")
-    (['3', '1', '0'], {'travel': '7', 'bank': '1/3'})
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if all(map(_is_number, parts)):
-        return parts
-    pairs = [(name.strip(), value.strip()) for name, _, value in (part.rpartition("=") for part in parts)]
-    if not all(name and _is_number(value) for name, value in pairs):
-        raise InputError(f"{text!r} should be numbers with commas between them, as 3,1,0 or travel=7,bank=3")
-    by_name = dict(pairs)
-    if len(by_name) < len(pairs):
-        raise InputError(f"{text!r} names a task twice")
-    return by_name
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return bool([float(part) for part in word.split("/")])
-    except ValueError:
-        return False
-
-
-def _numbers(_: Any, tokens: Sequence[Token]) -> list[str] | dict[str, str]:
-    return read_numbers(tokens[0].value)
-
-
-def _path(_: Any, tokens: Sequence[Token]) -> Path:
-    return Path(tokens[0].value)
-
-
-SIGNED = Parameter(allow_leading_hyphen=True)
-"""For numbers: a negative one is refused as such, not as an unknown option."""
-Numbers = Annotated[
-    Any, Parameter(converter=_numbers, n_tokens=1, accepts_keys=False, allow_leading_hyphen=True, metavar="N,N,...")
-]
-"""Numbers, one for each task or by the task's name; in Python a list or a dict."""
-FileOrValue = Annotated[Any, Parameter(converter=_path, n_tokens=1, accepts_keys=False, metavar="PATH")]
-"""A file on the command line; in Python also what the file would hold."""
-WHAT = Group("What is merged", sort_key=1)
-HOW = Group("How it is merged", sort_key=2)
-OUTPUT = Group("Output and resources", sort_key=4)
-NO_OPTION = Parameter(parse=False)
-"""For what a configuration or Python sets, and the command line does not."""
-Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
-PreferenceFile = Annotated[
-    FileOrValue, Parameter(group=HOW, help="Take the weights from this preference, as tmx prefer writes it.")
-]
-MERGES = (MethodOptions, WeightedOptions, Options)
-"""The options of a merge, which merging/options.py names; None leaves what a YAML says, or the default."""
-PARSED: dict[str, Any] = {
-    "method": str | None,
-    "scale": Annotated[float | Literal["matched"] | None, SIGNED],
-    "seed": int | None,
-    "weights": Numbers,
-    "scope": Literal["model", "tensor"] | None,
-    "out_dtype": Annotated[Literal["float64", "float32", "float16", "bfloat16"] | None, Parameter(name="--dtype")],
-    **dict.fromkeys(("budget", "compare", "density", "normalize", "fitted_head"), Annotated[Any, NO_OPTION]),
-}
-"""How the command line reads options of a merge; others as their annotation says."""
-Changes = Annotated[Sequence[str], Parameter(name="--set", negative=())]
-"""Values of a YAML file, as KEY=VALUE."""
-
-
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-@Parameter(name="*", group=WHAT)
 @dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a merge, where no run directory and no YAML names them."""
@@ -114,16 +43,6 @@ class Checkpoints:
     """A task checkpoint or LoRA adapter, as PATH or NAME=PATH; give one --task for each, in training order."""
 
 
-for _shared, _group in ((Output, OUTPUT), (Place, OUTPUT), *((kind, HOW) for kind in MERGES)):
-    Parameter(name="*", group=_group)(_shared)
-for _kind in MERGES:
-    _kind.__annotations__ |= {name: how for name, how in PARSED.items() if name in _kind.__annotations__}
-
-
-DATA = Group("How data are read", sort_key=3)
-
-
-@Parameter(name="*", group=DATA)
 @dataclass(frozen=True)
 class Embedding:
     """How inputs are read and embedded."""
@@ -140,7 +59,6 @@ class Embedding:
         return open_samples(source, text_column=self.text_column)
 
 
-@Parameter(name="*", group=DATA)
 @dataclass(frozen=True)
 class Reading(Embedding):
     """How files of samples with labels are read, the same for every command that reads any."""
@@ -163,21 +81,20 @@ class Reading(Embedding):
         return open_samples(source, self.split, self.text_column, self.label_column)
 
 
-@Parameter(name="*", group=Group("What is known of the site", sort_key=1))
 @dataclass(frozen=True)
 class SiteSources:
     """What is known of a site: samples, in files or in memory (a list, a column, a data set), or a person's word."""
 
-    inputs: FileOrValue = None
+    inputs: Any = None
     """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
-    labels: FileOrValue = None
+    labels: Any = None
     """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
     each of which counts for its task."""
-    labelled: FileOrValue = None
+    labelled: Any = None
     """Inputs of the site with labels: class folders of images, a table, or parquet."""
-    weights: Numbers = None
+    weights: Any = None
     """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0."""
-    alpha: Annotated[float | None, SIGNED] = None
+    alpha: float | None = None
     """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
     equal: bool = False
     """Give every task the same weight."""
@@ -217,15 +134,15 @@ def _number(value: Any) -> Any:
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class MergeOptions:
     """The options of `tmx merge`."""
 
-    out: Out = None
+    out: Path | None = None
     """Where the result goes: a directory, or one file if it ends in .safetensors."""
     checkpoints: Checkpoints = Checkpoints()
-    preference: PreferenceFile = None
+    preference: Any = None
+    """Take the weights from this preference, as tmx prefer writes it."""
     merging: Options = Options()
     output: Output = Output()
     place: Place = Place()
@@ -233,22 +150,21 @@ class MergeOptions:
     """Read headers only, check everything, and say what would be done."""
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class PreferOptions:
     """The options of `tmx prefer`."""
 
-    out: Out = None
+    out: Path | None = None
     """Write the preference to this file (JSON), for tmx merge --preference."""
     sources: SiteSources = SiteSources()
     method: PreferMethod = "auto"
     """auto is one posterior from labels, inputs or both; label and probe are the same from one of them; ot, cosine and
     mmd are the paper's estimators from inputs; search tries merges on labelled samples."""
-    raw: Annotated[bool, NO_OPTION] = False
+    raw: bool = False
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
     trials: int = 100
     """For search: the largest number of merges. It stops after 10 without a better one."""
-    seed: Annotated[int, SIGNED] = 0
+    seed: int = 0
     """The seed of the posterior, of the draw from many inputs, and of a search."""
     reading: Reading = Reading()
 
@@ -263,19 +179,18 @@ class PreferOptions:
             raise InputError(f"raw is for method ot, not {self.method}")
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class TailorOptions:
     """The options of `tmx tailor`."""
 
-    out: Out = None
+    out: Path | None = None
     """A directory for the model and all that the site needs."""
     sources: SiteSources = SiteSources()
-    preference: FileOrValue = None
+    preference: Any = None
     """Use this preference in place of samples; inputs and labelled ones may be added, to fit and choose by."""
     method: str = "auto"
     """Merge by this method: tunable_magmax, tsv, average, magmax, ...; auto tries several."""
-    scale: Annotated[float | Literal["matched"] | None, SIGNED] = None
+    scale: float | Literal["matched"] | None = None
     """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
     head: Literal["auto", "fitted", "old"] = "auto"
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
@@ -291,14 +206,13 @@ class TailorOptions:
             raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class CompareOptions:
     """The options of `tmx compare`."""
 
-    preference: FileOrValue = None
+    preference: Any = None
     """A model that tmx tailor made, or the site's preference, as tmx prefer writes it. Default: all tasks alike."""
-    data: FileOrValue = None
+    data: Any = None
     """Labelled samples of the site: class folders of images, a table, parquet, or a benchmark's YAML. Default: the
     run's test data."""
     seed: int = 0
@@ -306,14 +220,13 @@ class CompareOptions:
     reading: Reading = Reading()
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class EvalOptions:
     """The options of `tmx eval`. Options of a merge say that a merge is meant; it is made in memory."""
 
     checkpoint: Sequence[str] = ()
     """Of a run: a task's name, base, last or all; repeatable. Default: all, with the matrix and its metrics."""
-    data: FileOrValue = None
+    data: Any = None
     """Labelled data: class folders of images, a table, parquet or a benchmark's YAML. Default: the run's test data."""
     head: Path | None = None
     """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
@@ -321,19 +234,19 @@ class EvalOptions:
     """The run directory that the model comes from: its head, tasks and test data."""
     per_class: bool = False
     """Show the accuracy of each class."""
-    preference: PreferenceFile = None
+    preference: Any = None
+    """Take the weights from this preference, as tmx prefer writes it."""
     merging: WeightedOptions = WeightedOptions()
     reading: Reading = Reading()
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class PredictOptions:
     """The options of `tmx predict`."""
 
     text: Sequence[str] = ()
     """Classify this text; repeatable."""
-    out: Out = None
+    out: Path | None = None
     """Write the labels to this file: .csv or .jsonl."""
     head: Path | None = None
     """The head. Default: the one beside the model, or of the run that the model comes from."""
@@ -342,7 +255,6 @@ class PredictOptions:
     reading: Embedding = Embedding()
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class InitOptions:
     """The options of `tmx init`."""
@@ -371,38 +283,33 @@ class InitOptions:
     """Read headers and labels only, check everything, and say what would be done."""
 
 
-POINTS = Parameter(group=Group("The points", sort_key=0))
-
-
-@Parameter(name="*")
 @dataclass(frozen=True)
 class SweepOptions:
     """The options of `tmx sweep`."""
 
-    out: Out = None
+    out: Path | None = None
     """A directory; points go into step-00, step-01 and so on (a line), or 00-NAME (preferences)."""
-    start: Annotated[Numbers, Parameter(name="--from"), POINTS] = None
+    start: Any = None
     """Begin the line with these weights, as 1,0,0 or travel=1."""
-    stop: Annotated[Numbers, Parameter(name="--to"), POINTS] = None
+    stop: Any = None
     """End the line with these weights."""
-    steps: Annotated[int, POINTS] = 5
+    steps: int = 5
     """Put this many points on the line, both ends included."""
-    preference: Annotated[Sequence[Path], POINTS] = ()
+    preference: Sequence[Path] = ()
     """Take a point from this preference file, instead of a line; give one --preference for each point."""
     merging: MethodOptions = MethodOptions()
-    data: FileOrValue = None
+    data: Any = None
     """Measure each point, with a head fitted to it, on these labelled samples; a run's config.yaml stands for its test
     data. Needs a RUN_DIR."""
     overwrite: bool = False
     """Replace existing outputs."""
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class ConvertOptions:
     """The options of `tmx convert`."""
 
-    out: Out = None
+    out: Path | None = None
     """Where the result goes: a directory, or one file if it ends in .safetensors."""
     shard_size: str = "5GB"
     """Write no file of an output directory larger than this."""
@@ -412,7 +319,6 @@ class ConvertOptions:
     """Replace an existing output."""
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class PushOptions:
     """The options of `tmx push`."""
@@ -423,7 +329,6 @@ class PushOptions:
     """Check the directory and list the files; send nothing."""
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class InspectOptions:
     """The options of `tmx inspect`."""

@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,6 @@ class Share:
 
     tensors: tuple[int, ...]
     copied: tuple[str, ...]
-
-    def layout(self, whole: Layout) -> Layout:
-        """Returns the layout of these tensors, which methods know by their numbers in the whole layout."""
-        chosen = [(k, whole.mergeable[k]) for k in self.tensors]
-        parts = tuple(replace(tensor, part_of=(k, tensor.size)) for k, tensor in chosen)
-        return replace(whole, mergeable=parts, copied=(), ties={}, warnings=())
 
 
 def divide(layout: Layout, workers: int) -> list[Share]:
@@ -122,11 +116,10 @@ class Worker:
             raise ClusterError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
         if self._inputs.layout != assignment.layout:
             raise ClusterError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
-        layout = share.layout(assignment.layout)
         sources = file_sources(self._inputs.checkpoints)
-        limits = Limits(assignment.threads, assignment.memory, assignment.spill)
+        limits = Limits(assignment.threads, assignment.memory, assignment.spill, tensors=share.tensors)
         kernels = kernels_for(torch.device("cpu"))
-        merge = Merge(Sources(layout, sources, self._inputs.labels), options, kernels, limits)
+        merge = Merge(Sources(assignment.layout, sources, self._inputs.labels), options, kernels, limits)
         self._merge = self._stack.enter_context(merge)
 
     def scan(self) -> Survey:
@@ -135,9 +128,8 @@ class Worker:
 
     def apply(self, changed: NDArray[np.bool_], elements: int) -> None:
         """Takes over what the whole merge merges: `changed` [all tensors, T], and its number of elements."""
-        tensors = self._assignment.share.tensors
-        survey = Survey.nothing(len(tensors), changed.shape[1])
-        survey.changed[:] = changed[list(tensors)]
+        survey = Survey.nothing(*changed.shape)
+        survey.changed[:] = changed
         self._merge.apply(survey, elements)
         self._part = self._merge.part()
 
@@ -198,8 +190,8 @@ class ClusterMerge(Merge):
     def scan(self, elements: int) -> Survey:
         self.method.set_element_count(elements)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
-        for share, answer in zip(self._shares, self._ask_all("scan"), strict=True):
-            survey.add(answer, share.tensors)
+        for answer in self._ask_all("scan"):
+            survey.add(answer)
         return survey
 
     def apply(self, survey: Survey, elements: int | None = None) -> None:

@@ -40,8 +40,6 @@ class Mergeable:
     name: str
     infos: tuple[TensorInfo, ...]
     element: int
-    part_of: tuple[int, int] | None = None
-    """For a range of a tensor, which stands as one where several workers merge: the tensor's number and its size."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import compress, groupby
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -55,12 +55,8 @@ STRETCHED = 2.0
 """A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Owned elements of each task by tensor, and parts of the squared length of the merged vector."""
-
-    counts: dict[int, NDArray[np.int64]]
-    squares: list[float]
+Findings: TypeAlias = dict[int, list[tuple[Counts, float]]]
+"""Of each tensor's ranges: elements that each task gave, and the squared length of the merged vector."""
 
 
 class Merge:
@@ -76,31 +72,31 @@ class Merge:
     ) -> None:
         layout = sources.layout
         limits = limits or Limits()
+        here = range(len(layout.mergeable)) if limits.tensors is None else limits.tensors
+        own = replace(layout, mergeable=tuple(layout.mergeable[k] for k in here))
         self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
         self.tasks = len(self.labels) - 1
         self.method = method or method_class(options.method)(options, self.tasks)
         reads = not sources.in_memory
-        self.memory: MemoryPlan = plan_memory(layout, options, kernels, limits.threads, limits.memory, reads)
+        self.memory: MemoryPlan = plan_memory(own, options, kernels, limits.threads, limits.memory, reads)
         self.progress = limits.progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
         self.notes = sources.notes
         self._spill = limits.spill if self.memory.spill else None
-        self._buffers = Buffers(layout, kernels, self.memory.chunk)
+        self._buffers = Buffers(own, kernels, self.memory.chunk)
         self.walker = Walker(sources, self._buffers, self.memory, kernels)
         self._planes: Planes | None = None
         self._cached_delta: dict[int, Tensor] = {}
         self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
-        self._everything = _places(layout.mergeable)
-        self._mergeable_elements = layout.elements
+        self._everything = _places(layout.mergeable, here)
+        self._mergeable_elements = own.elements
         self.places: tuple[TensorPlace, ...] = ()
         self.elements = 0
         """d, the number of merged elements, and where they are; known after `survey`."""
         self.scale = 1.0
         self.last_square = 0.0
-        self.squares: list[float] = []
         self._measured: set[int] = set()
-        self._early: dict[int, list[tuple[TensorRange, Counts, float]]] = {}
-        self.counts: dict[int, NDArray[np.int64]] = {}
+        self.found: Findings = {}
         self.unchanged: list[int] = []
         self._compared: list[list[bool]] = []
 
@@ -137,12 +133,7 @@ class Merge:
         return range(self.tasks)
 
     def _tasks_read(self, bounds: TensorRange) -> Collection[int]:
-        return self.method.tasks_read(self._known_as(bounds.place)[1])
-
-    def _known_as(self, place: TensorPlace) -> tuple[int, int]:
-        """Returns the number and size by which methods know a tensor, also where this merge has a part of it."""
-        tensor = self.layout.mergeable[place.tensor]
-        return tensor.part_of or (place.tensor, place.size)
+        return self.method.tasks_read(bounds.place.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 
@@ -157,10 +148,10 @@ class Merge:
         """
         everything = self._everything
         if self.method.plane_rows:
-            slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
+            slots = sum(padded(place.size) for place in everything)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
         self.method.set_element_count(elements)
-        survey = Survey.nothing(len(everything), self.tasks)
+        survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
         suspect = np.zeros_like(survey.changed)
         decides = type(self.method).decide is not Method.decide
         early = self.options.matched and not decides and not self.method.merges_matrices
@@ -177,7 +168,8 @@ class Merge:
             suspect[k] |= nonfinite
             survey.squares[k] += square
             if noted:
-                self._early.setdefault(k, []).append((bounds, *noted))
+                self._note(bounds, *noted)
+                self._measured.add(k)
         self._examine(suspect, survey)
         return survey
 
@@ -188,17 +180,14 @@ class Merge:
         """
         survey.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(survey.changed.any(axis=1))
-        self.places = tuple(compress(self._everything, merged))
+        self.places = tuple(place for place in self._everything if merged[place.tensor])
         self.elements = sum(place.size for place in self.places)
         self.unchanged = [int(t) + 1 for t in np.flatnonzero(~survey.changed.any(axis=0))]
         self.last_square = math.fsum(survey.squares[merged])
-        if self._early:
-            self._measured = {place.tensor for place in self.places}
-            self._cached_delta = {k: delta for k, delta in self._cached_delta.items() if k in self._measured}
-            for k in sorted(self._measured):
-                for note in self._early.get(k, ()):
-                    self._note(*note)
-            self._early = {}
+        for k in np.flatnonzero(~merged).tolist():  # what was measured of them means nothing
+            self._measured.discard(k)
+            self._cached_delta.pop(k, None)
+            self.found.pop(k, None)
         changed = self.method.set_element_count(self.elements if elements is None else elements)
         self._compared = self._compared_now()
         if changed:
@@ -208,7 +197,7 @@ class Merge:
         """Begins another merge of what was surveyed, by a method whose candidates are in the same rows."""
         self.options, self.method = options, method
         method.kept = self._reusable.setdefault(type(method), method.kept)
-        self.counts, self.squares, self._measured, self._cached_delta = {}, [], set(), {}
+        self.found, self._measured, self._cached_delta = {}, set(), {}
         method.set_element_count(self.elements)
         if method.plane_rows and self._compared != (compared := self._compared_now()):
             self._mark()
@@ -216,7 +205,7 @@ class Merge:
 
     def _compared_now(self) -> list[list[bool]]:
         """Returns which tasks the method compares, by tensor."""
-        return [list(self.method.compared_and_rows(self._known_as(place)[1])[0]) for place in self.places]
+        return [list(self.method.compared_and_rows(place.size)[0]) for place in self.places]
 
     def _mark(self) -> None:
         """Marks candidates again, because other tasks are compared."""
@@ -225,7 +214,7 @@ class Merge:
     def _survey_batch(
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        marks = [self.method.compared_and_rows(self._known_as(bounds.place)[1]) for bounds in ranges]
+        marks = [self.method.compared_and_rows(bounds.place.size) for bounds in ranges]
         found = self.kernels.survey_all(chunks, marks, self._planes)
         if self._planes is not None:
             for bounds, (_, rows) in zip(ranges, marks, strict=True):
@@ -247,10 +236,10 @@ class Merge:
             survey.nonfinite[k, 0] += int((~chunk.base.isfinite()).sum())
             return ()
 
-        for k in np.flatnonzero(suspect.any(axis=1)).tolist():
-            survey.changed[k] = False
-            for bounds in split_ranges([self._everything[k]], self.memory.chunk):
-                self.walker.begin(work, [bounds], self._all_tasks)()
+        looked_at = [place for place in self._everything if suspect[place.tensor].any()]
+        survey.changed[[place.tensor for place in looked_at]] = False
+        for bounds in split_ranges(looked_at, self.memory.chunk):
+            self.walker.begin(work, [bounds], self._all_tasks)()
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
@@ -284,9 +273,8 @@ class Merge:
         return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
 
     def part(self) -> Part:
-        """Returns the merged elements that are here, by the numbers by which methods know their tensors."""
-        places = {self._known_as(place)[0]: place for place in self.places}
-        return Part(self.kernels, self._planes, places, self.walker.walk, self.walker.each)
+        """Returns the merged elements that are here."""
+        return Part(self.kernels, self._planes, self.places, self.walker.walk, self.walker.each)
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""
@@ -302,7 +290,7 @@ class Merge:
     @property
     def merged_square(self) -> float:
         """The squared length of the merged vector, as far as it was measured."""
-        return math.fsum(self.squares)
+        return math.fsum(square for notes in self.found.values() for _, square in notes)
 
     def _measure_batch(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Counts, float]]:
         taus, counts = self._combine(ranges, chunks)
@@ -310,7 +298,7 @@ class Merge:
 
     def _combine(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[list[Tensor], list[Counts]]:
         taus = self._deltas(ranges) or self._scratch("tau", chunks)
-        tensors = [self._known_as(bounds.place)[0] for bounds in ranges]
+        tensors = [bounds.place.tensor for bounds in ranges]
         return taus, self.method.combine_all(self.kernels, chunks, tensors, self._planes, taus)
 
     def _deltas(self, ranges: Sequence[TensorRange]) -> list[Tensor]:
@@ -346,23 +334,21 @@ class Merge:
             tau = self._cached_delta[place.tensor].copy_(tau)
         if place.tensor not in self._measured:
             self._measured.add(place.tensor)
-            self.squares.append(self.kernels.square(tau))
+            self.found[place.tensor] = [(None, self.kernels.square(tau))]
         return tau
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
-        self.add(Findings({} if counts is None else {self._known_as(bounds.place)[0]: counts}, [square]))
+        self.found.setdefault(bounds.place.tensor, []).append((counts, square))
 
     def findings(self) -> Findings:
         """Returns what was counted and measured since the last call, for a report that is made elsewhere."""
-        findings = Findings(self.counts, self.squares)
-        self.counts, self.squares = {}, []
-        return findings
+        found, self.found = self.found, {}
+        return found
 
     def add(self, findings: Findings) -> None:
         """Adds what was counted and measured, here or elsewhere."""
-        self.squares += findings.squares
-        for k, counts in findings.counts.items():
-            self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+        for k, notes in findings.items():
+            self.found.setdefault(k, []).extend(notes)
 
     # -- render -------------------------------------------------------------------------------------------------------
 
@@ -471,9 +457,7 @@ class Merge:
         """
         mergeable, method = self.layout.mergeable, self.method
         merged = {place.tensor for place in self.places}
-        counts = None
-        if method.owns:
-            counts = tuple(sum(self.counts.values(), np.zeros(self.tasks, np.int64)).tolist())
+        counts = self._counts(merged) or (0,) * self.tasks if method.owns else None
         if method.budget is not None and counts != method.budget:
             raise ExactnessError(
                 f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
@@ -482,7 +466,7 @@ class Merge:
             mergeable[k].name: TensorReport(
                 mergeable[k].shape,
                 self.out_dtype(mergeable[k]),
-                tuple(self.counts[k].tolist()) if k in self.counts else None,
+                self._counts([k]),
             )
             for k in sorted(merged)
         }
@@ -503,6 +487,11 @@ class Merge:
             copied=tuple(sorted(unmerged + [info.name for info in self.layout.copied])),
             warnings=tuple(dict.fromkeys(self._warnings())),
         )
+
+    def _counts(self, tensors: Iterable[int]) -> tuple[int, ...] | None:
+        """Returns how many elements of some tensors each task gave, where they have owners."""
+        found = [counts for k in tensors for counts, _ in self.found.get(k, ()) if counts is not None]
+        return tuple(np.sum(found, axis=0).tolist()) if found else None
 
     def _warnings(self) -> Iterator[str]:
         yield from self.notes
@@ -528,10 +517,7 @@ class Merge:
             )
 
 
-def _places(tensors: Sequence[Mergeable]) -> list[TensorPlace]:
-    """Returns where tensors lie in the planes, one after the other."""
-    places, slot = [], 0
-    for k, tensor in enumerate(tensors):
-        places.append(TensorPlace(k, slot, tensor.element, tensor.size))
-        slot += padded(tensor.size)
-    return places
+def _places(tensors: Sequence[Mergeable], here: Sequence[int]) -> list[TensorPlace]:
+    """Returns where some of the tensors lie in the planes, one after the other."""
+    slots = accumulate((padded(tensors[k].size) for k in here), initial=0)
+    return [TensorPlace(k, slot, tensors[k].element, tensors[k].size) for k, slot in zip(here, slots, strict=False)]

@@ -402,17 +402,17 @@ class MergedElements:
 
 
 class Part:
-    """Merged elements that are here, by the numbers of their tensors; what is asked about other tensors is left out.
+    """Merged elements that are here; what is asked about other tensors is left out.
 
     `walk` reads their values and works on them range by range, `each` applies functions in threads; `planes` hold their
     candidates.
     """
 
     def __init__(
-        self, kernels: Kernels, planes: Planes | None, places: Mapping[int, TensorPlace], walk: Walk, each: Each[Any]
+        self, kernels: Kernels, planes: Planes | None, places: Sequence[TensorPlace], walk: Walk, each: Each[Any]
     ) -> None:
-        self._kernels, self._planes, self._places, self._walk, self._each = kernels, planes, places, walk, each
-        self._numbers = {place.tensor: number for number, place in places.items()}
+        self._kernels, self._planes, self._walk, self._each = kernels, planes, walk, each
+        self._places = {place.tensor: place for place in places}
         self._groups: dict[tuple[int, ...], PlaneGroup] = {}
 
     def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Owners]:
@@ -454,7 +454,7 @@ class Part:
         alone = Lock()  # those who wait to be added up would take more memory than there is for counts
 
         def work(bounds: TensorRange, chunk: Chunk) -> None:
-            group = group_of[self._numbers[bounds.place.tensor]]
+            group = group_of[bounds.place.tensor]
             found = self._kernels.count_magnitudes(chunk, tasks, prefixes[group].tolist(), digit, wide)
             with alone:
                 counts[group] += found
@@ -469,7 +469,7 @@ class Part:
         answers: list[list[tuple[int, Keys]]] = [[] for _ in scans]
 
         def numbers(bounds: TensorRange) -> list[int]:
-            return of_group[group_of[self._numbers[bounds.place.tensor]]]
+            return of_group[group_of[bounds.place.tensor]]
 
         def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Keys]]:
             return [

@@ -46,13 +46,11 @@ class Survey:
         nonfinite = np.zeros((tensors, tasks + 1), np.int64)
         return cls(np.zeros(shape, np.bool_), nonfinite, np.zeros(shape, np.bool_), np.zeros(tensors))
 
-    def add(self, part: Survey, tensors: Sequence[int]) -> None:
-        """Adds the survey of parts of the given tensors, at most one part of each."""
-        places = list(tensors)
-        self.changed[places] |= part.changed
-        self.nonfinite[places] += part.nonfinite
-        self.overflow[places] |= part.overflow
-        self.squares[places] += part.squares
+    def add(self, other: Survey) -> None:
+        """Adds the survey of other ones of the tensors, with nothing for those of this one."""
+        for name in ("changed", "nonfinite", "overflow", "squares"):
+            ours = getattr(self, name)
+            ours += getattr(other, name)
 
     def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """Raises an `InputError` that lists every merged tensor with values that can't be merged."""

@@ -226,13 +226,17 @@ AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a merge may use: threads (None: one for each core), bytes of memory (None: any), a file for its planes."""
+    """What a merge may use: threads (None: one for each core), bytes of memory (None: any), a file for its planes.
+
+    `tensors` are the mergeable tensors that are merged here, by number; None: all.
+    """
 
     threads: int | None = None
     memory: int | None = None
     spill: Path | None = None
     """Where the bit planes go if they do not fit into the memory."""
     progress: Progress | None = None
+    tensors: Sequence[int] | None = None
 
 
 def open_device(name: str | None) -> torch.device:

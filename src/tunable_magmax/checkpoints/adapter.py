@@ -23,34 +23,11 @@ _MERGE_FIRST = "merge it into its base with PEFT's merge_and_unload, and give th
 # -- adapter_config.json ----------------------------------------------------------------------------------------------
 
 # Keys about how training was set up. All others but those of AdapterConfig may change what the weights mean.
-_HARMLESS = frozenset(
-    [
-        "auto_mapping",
-        "base_model_name_or_path",
-        "bias",
-        "ensure_weight_tying",
-        "exclude_modules",
-        "inference_mode",
-        "init_lora_weights",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_dropout",
-        "megatron_core",
-        "modules_to_save",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "target_modules",
-        "task_type",
-        # Of ways to start, which init_lora_weights names:
-        "corda_config",
-        "eva_config",
-        "loftq_config",
-        "lora_ga_config",
-        "runtime_config",
-    ]
-)
+_ABOUT_RUNS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision")
+_ABOUT_LAYERS = ("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules")
+_ABOUT_TRAINING = ("bias", "ensure_weight_tying", "lora_dropout", "megatron_core", "qalora_group_size", "task_type")
+_ABOUT_STARTS = ("corda_config", "eva_config", "init_lora_weights", "loftq_config", "lora_ga_config", "runtime_config")
+_HARMLESS = frozenset((*_ABOUT_RUNS, *_ABOUT_LAYERS, *_ABOUT_TRAINING, *_ABOUT_STARTS))
 # Starts that leave the base as it is. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take a part out of the base.
 _STARTS: tuple[Any, ...] = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 

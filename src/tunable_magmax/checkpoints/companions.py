@@ -27,30 +27,16 @@ MODULES = "modules.json"
 
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
 _NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "run.json", "tmx-*", ".*")
-_TOOLS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "*.model",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
-_USUAL = (
-    *_TOOLS,
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_TOOLS = (*_TOKENIZER, "preprocessor_config.json", "processor_config.json")
+_CONFIGURATIONS = (
     MODEL_CONFIG,
     MODULES,
     "generation_config.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
-    "chat_template*",
-    "*.tiktoken",
-    "LICENSE*",
-    "NOTICE*",
-    CARD,
-    ".gitattributes",
 )
+_USUAL = (*_TOOLS, *_CONFIGURATIONS, "chat_template*", "*.tiktoken", "LICENSE*", "NOTICE*", CARD, ".gitattributes")
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
 _MODULE_SUFFIXES = (".json", ".model", ".safetensors")
 _DENSE = ("classifier.dense", "tanh")

@@ -196,10 +196,7 @@ def _header(tensors: Sequence[TensorInfo], metadata: Mapping[str, str]) -> bytes
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data starts aligned
     if len(text) > LARGEST_HEADER:
-        raise InputError(
-            f"the header of {len(tensors)} tensors would have {len(text)} bytes, but safetensors allows "
-            f"{LARGEST_HEADER}: use a smaller shard size"
-        )
+        raise InputError(f"a header of {len(text)} bytes is more than safetensors allows: use a smaller shard size")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sequences import SMALL, TINY, TYPES, StateDict, digests, raw, save_sequence, sequence
+from sequences import SMALL, StateDict, digests, raw, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.merging import merge, state_dicts
 from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
-from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -171,27 +170,6 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch, kernels: object, models: Models,
     with monkeypatch.context() as patch:
         patch.setattr(state_dicts, "kernels_for", lambda device: kernels)
         return merge_state_dicts(*models, **options)
-
-
-def compare_kernels(monkeypatch: pytest.MonkeyPatch, models: Models, cases: list[dict[str, Any]]) -> None:
-    on_torch, native = TorchKernels(torch.device("cpu")), NumbaKernels()
-    on_torch.chunk, native.chunk = 512, 192
-    for options in cases:
-        options = weighted(options, len(models[1]))
-        ours = by_kernels(monkeypatch, native, models, options)
-        theirs = by_kernels(monkeypatch, on_torch, models, options)
-        assert raw(ours.state_dict) == raw(theirs.state_dict), options
-        assert ours.report == theirs.report, options
-
-
-@pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("tasks", [1, 5, 70])
-def test_numba_and_torch_kernels(monkeypatch, tasks, types) -> None:
-    if tasks == 70:  # slow: these cases in turn
-        turn = list(TYPES).index(types)
-        compare_kernels(monkeypatch, sequence(tasks, TINY, types, seed=tasks), FEWER[turn % 4 :: 4])
-    else:
-        compare_kernels(monkeypatch, sequence(tasks, SMALL, types, seed=tasks), CASES if types == "f32" else FEWER)
 
 
 @pytest.mark.parametrize("types", ["f32", "f32+f64"])

@@ -10,18 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from sequences import digests, save_sequence, sequence
 
-from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines import local
 from tunable_magmax.engines.inputs import FileSource
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels.torch_ops import TorchKernels
-from tunable_magmax.merging.layout import Layout, Mergeable
-from tunable_magmax.merging.methods import read_options
-from tunable_magmax.merging.walker import MemoryPlan, plan_memory
+from tunable_magmax.merging.walker import MemoryPlan
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
 OPTIONS = {"shard_size": 10_000, "threads": 1}
@@ -90,11 +85,3 @@ def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> Non
     disk(weights(tmp_path / "plain") + size)
     merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
     assert size
-
-
-def test_planes_of_a_gpu_are_in_its_memory_and_never_on_disk() -> None:
-    large = Mergeable("w", (TensorInfo("w", "F32", (10**9,)),) * 4, 0)
-    layout, options = Layout((large,), (), {}, ()), read_options(3)
-    kernels = {device: TorchKernels(torch.device(device)) for device in ("cpu", "cuda")}
-    spills = {device: plan_memory(layout, options, each, 1, 1 << 30).spill for device, each in kernels.items()}
-    assert spills == {"cpu": True, "cuda": False}

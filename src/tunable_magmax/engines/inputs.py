@@ -26,7 +26,7 @@ from tunable_magmax.files import show_size
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.methods import unused_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.walker import Source, Sources, loops_compile
+from tunable_magmax.merging.walker import Source, Sources
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.adapter import Adapter, LowRank
@@ -303,19 +303,9 @@ def add_product(left: NDArray[np.float64], right: NDArray[np.float64], scaling: 
     >>> out
     tensor([2.5000, 2.0000, 4.0000])
     """
-    if loops_compile():
-        from tunable_magmax.merging.kernels import loops
+    from tunable_magmax.merging.kernels import loops
 
-        loops.add_product(left, right, scaling, out.numpy(), start)
-        return
-    values, columns = out.numpy(), right.shape[1]
-    first = start // columns
-    sums = np.zeros((-(-(start + len(values)) // columns) - first, columns))
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named by the survey
-        for k, line in enumerate(right):
-            sums += left[first : first + len(sums), k : k + 1] * line
-        delta = (scaling * sums).astype(values.dtype).reshape(-1)
-        values += delta[start - first * columns :][: len(values)]
+    loops.add_product(left, right, scaling, out.numpy(), start)
 
 
 def widen(stored: Tensor, out: Tensor) -> Tensor:

@@ -215,11 +215,7 @@ class Merge:
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         marks = [self.method.compared_and_rows(bounds.place.size) for bounds in ranges]
-        found = self.kernels.survey_all(chunks, marks, self._planes)
-        if self._planes is not None:
-            for bounds, (_, rows) in zip(ranges, marks, strict=True):
-                self._planes.release(bounds.slots, *rows)
-        return found
+        return self.kernels.survey(chunks, marks, self._planes)
 
     def _examine(self, suspect: NDArray[np.bool_], survey: Survey) -> None:
         """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
@@ -334,7 +330,7 @@ class Merge:
             tau = self._cached_delta[place.tensor].copy_(tau)
         if place.tensor not in self._measured:
             self._measured.add(place.tensor)
-            self.found[place.tensor] = [(None, self.kernels.square(tau))]
+            self.found[place.tensor] = [(None, self.kernels.squares([tau])[0])]
         return tau
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
@@ -410,7 +406,7 @@ class Merge:
         )
         targets = outs if direct else self._scratch("out", chunks)
         starts = [torch.zeros_like(base) for base in bases] if steps else bases
-        finite = self.kernels.step_all(starts, taus, self.scale, targets)
+        finite = self.kernels.step(starts, taus, self.scale, targets)
         for k, (bounds, out, target) in enumerate(zip(ranges, outs, targets, strict=True)):
             if not direct:
                 out.copy_(before_cast(target, out.dtype))

@@ -16,9 +16,9 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Planes, TensorPlace
+from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
-from tunable_magmax.merging.owners import MergedElements, PlaneRows
+from tunable_magmax.merging.owners import MergedElements
 
 
 class Method:
@@ -207,7 +207,7 @@ class TunableMagmax(Method):
         outs: Sequence[Tensor],
     ) -> list[Counts]:
         assert planes is not None
-        return kernels.gather_all(chunks, [self._owned[tensor] for tensor in tensors], planes, outs)
+        return kernels.gather(chunks, [self._owned[tensor] for tensor in tensors], planes, outs)
 
 
 def _groups(places: Sequence[TensorPlace], scope: str | None) -> list[list[TensorPlace]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,62 +23,22 @@ from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.kernels import (
     Chunk,
     Cut,
+    Each,
     Kernels,
     Keys,
+    Owners,
+    PlaneRows,
     Planes,
-    Runs,
     TensorPlace,
     TensorRange,
-    padded,
 )
 
-Item = TypeVar("Item")
-Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
-"""Applies a function to items, in threads or not, and returns the results in order."""
 Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
 """Applies a function to all ranges of some tensors: what `Walker.walk` does."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneRows:
-    """The rows of planes that an assignment works in."""
-
-    candidates: tuple[int, ...]
-    """The row that marks each task's candidates; -1 for none."""
-    unused: tuple[int, ...]
-    """Rows for what tasks own, if the candidates are to stay as they are; else the candidates' own rows are used."""
-    free: int
-    chosen: int
-
-    @classmethod
-    def for_tasks(cls, wanted: Sequence[bool], lasting: bool) -> PlaneRows:
-        """Returns rows for the wanted tasks; with `lasting`, candidates stay as they are.
-
-        >>> PlaneRows.for_tasks([True, False, True], lasting=False)
-        PlaneRows(candidates=(0, -1, 1), unused=(), free=2, chosen=3)
-        """
-        rows = sum(wanted)
-        candidates = tuple(sum(wanted[:t]) if wanted[t] else -1 for t in range(len(wanted)))
-        unused = tuple(range(rows + 2, 2 * rows + 2)) if lasting else ()
-        return cls(candidates, unused, rows, rows + 1)
-
-    @property
-    def count(self) -> int:
-        return self.chosen + 1 + len(self.unused)
-
-
 Step = Callable[..., list[Any]]
-"""Has each part of a group of tensors do an operation of `PlaneGroup`, by name; returns the parts' answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Who owns the elements of a group of tensors."""
-
-    rows: tuple[int, ...]
-    """The row that holds each task's elements (-1 for none)."""
-    leftovers: int
-    """How many elements were nobody's candidates, and were given away by key."""
+"""Has each part of a group of tensors do an operation of its planes, by name; returns the parts' answers."""
 
 
 def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int) -> Owners:
@@ -150,94 +110,6 @@ def nth_smallest(keys: Keys, n: int) -> int:
     5
     """
     return int(np.partition(keys, n - 1)[n - 1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start: int
-    stop: int
-    runs: Runs
-
-
-class PlaneGroup:
-    """The planes of tensors that share a budget, or of a part of these, worked on slice by slice.
-
-    Rows go by their numbers. Operations are those of `Kernels`.
-    """
-
-    def __init__(self, kernels: Kernels, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> None:
-        self._kernels, self._planes, self._each, self._places = kernels, planes, each, places
-        self._spans = _spans(places, kernels.span)
-        self._scanned: list[tuple[int, Keys, NDArray[np.uint64]]] = []
-
-    def fill(self, row: int) -> None:
-        """Puts every element into a row."""
-        for place in self._places:
-            stop = place.slot + padded(place.size)
-            self._kernels.fill(self._planes.part(row, place.slot, stop), place.size)
-            self._planes.release((place.slot, stop), row)
-
-    def count_common(self, row: int, other: int) -> int:
-        return sum(self._over(self._kernels.count_common, row, other))
-
-    def intersect(self, row: int, other: int, out: int) -> None:
-        self._over(self._kernels.intersect, row, other, out)
-
-    def subtract(self, row: int, other: int) -> None:
-        self._over(self._kernels.subtract, row, other)
-
-    def unite(self, row: int, other: int) -> None:
-        self._over(self._kernels.unite, row, other)
-
-    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
-        """Chooses elements of both rows with keys below `low`; returns how many, and the keys from `low` to `high`."""
-
-        def work(span: _Span) -> Any:
-            plane, unowned, won = (self._planes.part(r, span.start, span.stop) for r in (row, free, chosen))
-            found = self._kernels.scan_keys(plane, unowned, won, span.runs, lottery_state, low, high)
-            self._planes.release((span.start, span.stop), row, free, chosen)
-            return found
-
-        self._scanned = self._each(work, self._spans)
-        return added((below, keys) for below, keys, _ in self._scanned)
-
-    def choose_scanned(self, chosen: int, highest: int) -> None:
-        """Adds to a row those of the last scan whose keys are at most `highest`."""
-        for span, (_, keys, slots) in zip(self._spans, self._scanned, strict=True):
-            self._kernels.set_slots(self._planes.part(chosen, span.start, span.stop), slots[keys <= np.uint64(highest)])
-            self._planes.release((span.start, span.stop), chosen)
-        self._scanned = []
-
-    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
-        def work(span: _Span) -> Any:
-            result = operation(*(self._planes.part(row, span.start, span.stop) for row in rows))
-            self._planes.release((span.start, span.stop), *rows)
-            return result
-
-        return self._each(work, self._spans)
-
-
-def _spans(places: Sequence[TensorPlace], most: int) -> list[_Span]:
-    """Divides the slots of some tensors into slices of `most`, without gaps: other tensors' bits mean nothing."""
-    spans: list[_Span] = []
-    runs: list[tuple[int, int, int]] = []
-
-    def close() -> None:
-        if runs:
-            start, stop = runs[0][0], runs[-1][1]
-            columns = np.array([(a - start, b - start) for a, b, _ in runs], np.int64)
-            elements = np.array([element for _, _, element in runs], np.uint64)
-            spans.append(_Span(start, stop, Runs(columns[:, 0].copy(), columns[:, 1].copy(), elements)))
-            runs.clear()
-
-    for place in places:
-        for start in range(0, padded(place.size), most):
-            stop = min(start + most, padded(place.size))
-            if runs and (place.slot + stop - runs[0][0] > most or runs[-1][1] != place.slot + start):
-                close()
-            runs.append((place.slot + start, place.slot + stop, place.element + start))
-    close()
-    return spans
 
 
 COUNT_BYTES = 4 << 20
@@ -413,33 +285,21 @@ class Part:
     ) -> None:
         self._kernels, self._planes, self._walk, self._each = kernels, planes, walk, each
         self._places = {place.tensor: place for place in places}
-        self._groups: dict[tuple[int, ...], PlaneGroup] = {}
+        self._groups: dict[tuple[int, ...], Any] = {}
 
     def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Owners]:
         """Assigns the elements of groups of tensors that are here entirely."""
-        at_once = getattr(self._kernels, "assign", None)
-        if at_once is not None:  # a device takes all groups together
-            groups = [[self._places[k] for k in tensors] for tensors, _ in quotas]
-            return list(at_once(self._planes, groups, [budget for _, budget in quotas], rows, seed))
-        # Many groups share the threads; a single one uses them all.
-        inside, outside = (self._each, _one_by_one) if len(quotas) == 1 else (_one_by_one, self._each)
-
-        def work(quota: Quota) -> Owners:
-            tensors, budget = quota
-            group = self._plane_group(tensors, inside)
-            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, budget, seed)
-
-        return outside(work, quotas)
+        assert self._planes is not None
+        groups = [[self._places[k] for k in tensors] for tensors, _ in quotas]
+        return self._kernels.assign(self._planes, groups, [budget for _, budget in quotas], rows, seed, self._each)
 
     def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
-        """Does a step of an assignment that is made elsewhere: an operation of `PlaneGroup`."""
+        """Does a step of an assignment that is made elsewhere: one of the operations of `Step`."""
         if tensors not in self._groups:
-            self._groups[tensors] = self._plane_group(tensors, self._each)
+            assert self._planes is not None
+            places = [self._places[k] for k in tensors if k in self._places]
+            self._groups[tensors] = self._kernels.plane_group(self._planes, places, self._each)
         return getattr(self._groups[tensors], name)(*arguments)
-
-    def _plane_group(self, tensors: Sequence[int], each: Each[Any]) -> PlaneGroup:
-        assert self._planes is not None
-        return PlaneGroup(self._kernels, self._planes, [self._places[k] for k in tensors if k in self._places], each)
 
     def count_magnitudes(
         self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int], wide: bool
@@ -490,7 +350,3 @@ class Part:
 
 def _one_after_the_other(work: Callable[[TensorRange, Chunk], Any]) -> Callable[..., list[Any]]:
     return lambda ranges, chunks: [work(bounds, chunk) for bounds, chunk in zip(ranges, chunks, strict=True)]
-
-
-def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]

@@ -257,14 +257,9 @@ def open_device(name: str | None) -> torch.device:
     return device
 
 
-def loops_compile() -> bool:
-    """Returns whether numba may compile; with NUMBA_DISABLE_JIT it can't run the loops of this package."""
-    return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
-
-
 def kernels_for(device: torch.device) -> Kernels:
-    """Returns the fastest kernels for tensors on `device`."""
-    if device.type == "cpu" and loops_compile():
+    """Returns the kernels for tensors on a device."""
+    if device.type == "cpu" and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0"):
         from tunable_magmax.merging.kernels.numba_ops import NumbaKernels  # slow to import
 
         return NumbaKernels()
@@ -272,9 +267,8 @@ def kernels_for(device: torch.device) -> Kernels:
         from tunable_magmax.merging.kernels.triton_ops import TritonKernels
 
         return TritonKernels(device)
-    from tunable_magmax.merging.kernels.torch_ops import TorchKernels
-
-    return TorchKernels(device)
+    needed = "NUMBA_DISABLE_JIT unset" if device.type == "cpu" else "a GPU with Triton, or tensors on the CPU"
+    raise InputError(f"nothing can be merged on {device.type}: this needs {needed}")
 
 
 def plan_memory(

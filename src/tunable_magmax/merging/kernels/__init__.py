@@ -1,39 +1,36 @@
 """The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`numba_ops` runs on compiled loops (CPU), `torch_ops` on torch operations (any device), `triton_ops` on Triton programs
-where it has one and on `torch_ops` elsewhere (NVIDIA GPUs). All give the same bits. A new backend implements `Kernels`
-and `Planes`; no other module knows which one is used.
+`numba_ops` runs on compiled loops (CPU), `triton_ops` on Triton programs and, for what needs none, on operations of
+torch (`torch_ops`; NVIDIA GPUs). All give the same bits. A new backend implements `Kernels` and `Planes`; no other
+module knows which one is used.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Plane = Any
-"""A slice of one row of `Planes`: a bit set over element slots, in the backend's own form."""
+from tunable_magmax.errors import InputError
+
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
 Formula = Callable[[Sequence[Tensor]], Tensor]
 """Makes one task vector of several, element by element."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
+Item = TypeVar("Item")
+Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
+"""Applies a function to items, in threads or not, and returns the results in order."""
 
 SLOTS = 64
 """Each tensor's elements start at a slot that is a multiple of this, so that no two tensors share a word of a plane."""
-WINDOW = 1 << 16
-"""Pages of a mapped file come and go in aligned windows of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,63 +89,49 @@ class Chunk:
         return self.slot, self.slot + self.base.numel()
 
 
-class Planes(ABC):
-    """Rows of bits, one bit for each element slot."""
+class Planes:
+    """Rows of bits, one bit for each element slot, in the backend's own form."""
 
-    @abstractmethod
-    def part(self, row: int, start: int, stop: int) -> Plane:
-        """Returns a view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
-
-    def release(self, slots: tuple[int, int], *rows: int) -> None:  # noqa: B027 - nothing to do in memory
-        """Lets go of the memory behind these slots of some rows (-1: no row), if they are kept on disk."""
-
-    def close(self) -> None:  # noqa: B027 - nothing to do in memory
+    def close(self) -> None:
         """Frees all rows, if they are kept on disk; others go with the object."""
 
 
-class MappedRows:
-    """Rows of equally many bytes, all 0 at first, in a file of their own that `close` removes."""
+@dataclass(frozen=True, slots=True)
+class PlaneRows:
+    """The rows of planes that an assignment works in."""
 
-    def __init__(self, rows: int, row_bytes: int, path: Path) -> None:
-        self._path, self._rows = path, rows
-        self._row_bytes = -(-row_bytes // WINDOW) * WINDOW
-        size = rows * self._row_bytes
-        with open(path, "w+b") as file:
-            # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                for start in range(0, size, 1 << 24):
-                    file.write(bytes(min(1 << 24, size - start)))
-                file.flush()
-            self._map = mmap.mmap(file.fileno(), size)
+    candidates: tuple[int, ...]
+    """The row that marks each task's candidates; -1 for none."""
+    unused: tuple[int, ...]
+    """Rows for what tasks own, if the candidates are to stay as they are; else the candidates' own rows are used."""
+    free: int
+    chosen: int
 
-    def rows(self, dtype: Any) -> NDArray[Any]:
-        """Returns the rows as an array of some type."""
-        return np.frombuffer(self._map, dtype).reshape(self._rows, -1)
+    @classmethod
+    def for_tasks(cls, wanted: Sequence[bool], lasting: bool) -> PlaneRows:
+        """Returns rows for the wanted tasks; with `lasting`, candidates stay as they are.
 
-    def release(self, start: int, stop: int, *rows: int) -> None:
-        """Lets go of the memory behind bytes start:stop of some rows (-1: no row); the file keeps what they hold."""
-        # Whole windows: a fault brings in all pages of one. Dropping what a neighbour uses costs a fault, never data.
-        first, last = start // WINDOW * WINDOW, -(-stop // WINDOW) * WINDOW
-        for row in rows:
-            if row >= 0:
-                self._map.madvise(mmap.MADV_DONTNEED, row * self._row_bytes + first, last - first)
+        >>> PlaneRows.for_tasks([True, False, True], lasting=False)
+        PlaneRows(candidates=(0, -1, 1), unused=(), free=2, chosen=3)
+        """
+        rows = sum(wanted)
+        candidates = tuple(sum(wanted[:t]) if wanted[t] else -1 for t in range(len(wanted)))
+        unused = tuple(range(rows + 2, 2 * rows + 2)) if lasting else ()
+        return cls(candidates, unused, rows, rows + 1)
 
-    def close(self) -> None:
-        """Removes the file."""
-        with suppress(BufferError):  # the traceback of an error may still hold a view; the map goes with it
-            self._map.close()
-        self._path.unlink(missing_ok=True)
+    @property
+    def count(self) -> int:
+        return self.chosen + 1 + len(self.unused)
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Where the tensors inside a slice of planes begin and end (slots, relative) and their first element index."""
+class Owners:
+    """Who owns the elements of a group of tensors."""
 
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    elements: NDArray[np.uint64]
+    rows: tuple[int, ...]
+    """The row that holds each task's elements (-1 for none)."""
+    leftovers: int
+    """How many elements were nobody's candidates, and were given away by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +144,16 @@ class Cut:
 
 
 class Kernels(Protocol):
-    """What a backend must be able to do. Each operation works on one chunk or one slice of planes, or on one after the
-    other: a GPU takes a whole batch of chunks, of one type, at once.
+    """What a backend must be able to do. Each operation works on one chunk, or on chunks of one type together.
 
     Values have the working type, float32 or float64. Every operation rounds as docs/method.md says: no fused
-    multiply-add, no reordering but in `square` and `squared_distance`. No method changes its inputs.
+    multiply-add, no reordering but in squared lengths. No method changes its inputs.
     """
 
     chunk: int
     """The elements of a chunk that suit the device."""
-    span: int
-    """Slots of planes that are worked on at a time."""
     threads: bool
-    """Whether several threads may work at a time."""
+    """Whether several threads may work at a time, each on a chunk; else chunks are taken together."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -186,53 +166,32 @@ class Kernels(Protocol):
     def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
         """Returns rows of bits, all 0; in the file `spill` if one is named."""
 
-    # -- the candidates' scan -----------------------------------------------------------------------------------------
+    # -- who owns what ------------------------------------------------------------------------------------------------
 
     def survey(
-        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Marks the candidates of each task; returns which tasks differ from the base, and which not finitely.
-
-        Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
-        is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1.
-        """
-
-    def survey_all(
         self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        """Surveys chunks; of each, returns the squared length of the last task's vector, too."""
-        return [
-            (*self.survey(chunk, *mark, planes), self.squared_distance(chunk.tasks[-1], chunk.base))
-            for chunk, mark in zip(chunks, marks, strict=True)
-        ]
+        """Marks the candidates of each task in each chunk, whose mark is (compared, rows).
 
-    # -- planes, and the threshold search over keys -------------------------------------------------------------------
-
-    def fill(self, plane: Plane, elements: int) -> None:
-        """Sets the first bits, as many as there are elements, and no others."""
-
-    def count_common(self, plane: Plane, other: Plane) -> int:
-        """Returns how many bits two planes have in common."""
-
-    def intersect(self, plane: Plane, other: Plane, out: Plane) -> None:
-        """Sets out = plane and other."""
-
-    def subtract(self, plane: Plane, other: Plane) -> None:
-        """Sets plane = plane without other."""
-
-    def unite(self, plane: Plane, other: Plane) -> None:
-        """Sets plane = plane or other."""
-
-    def scan_keys(
-        self, plane: Plane, free: Plane, won: Plane, runs: Runs, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys, NDArray[np.uint64]]:
-        """Draws a key for every element of `plane` and `free`, and sets `won` to those with keys below `low`.
-
-        Returns how many these are, and the keys from `low` to `high` with their slots, counted from the slice's first.
+        Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
+        is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1. Of each
+        chunk, returns which tasks differ from the base, which not finitely, and the squared length of the last vector.
         """
 
-    def set_slots(self, plane: Plane, slots: NDArray[np.uint64]) -> None:
-        """Sets the bits at these slots."""
+    def assign(
+        self,
+        planes: Planes,
+        groups: Sequence[Sequence[TensorPlace]],
+        budgets: Sequence[Sequence[int]],
+        rows: PlaneRows,
+        seed: int,
+        each: Each[Any],
+    ) -> list[Owners]:
+        """Gives each task its budget of each group's elements, as `assign_owners` does; budgets are [groups, tasks]."""
+
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> Any:
+        """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
+        raise InputError("only CPUs can share an assignment")
 
     # -- the threshold search over magnitudes -------------------------------------------------------------------------
 
@@ -249,31 +208,17 @@ class Kernels(Protocol):
     ) -> tuple[int, Keys]:
         """Draws a key for every element of this magnitude: returns how many are below `low`, and those to `high`."""
 
-    # -- sums ---------------------------------------------------------------------------------------------------------
-
-    def square(self, vector: Tensor) -> float:
-        """Returns the squared length, summed in float64 in any order."""
-
-    def squared_distance(self, values: Tensor, base: Tensor) -> float:
-        """Returns the squared length of values - base."""
-
-    def squares(self, vectors: Sequence[Tensor]) -> list[float]:
-        """Returns the squared length of each vector."""
-        return [self.square(vector) for vector in vectors]
-
     # -- merged vectors -----------------------------------------------------------------------------------------------
 
     def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
         """Writes what a formula in torch makes of all task vectors: for methods without an operation of their own."""
+        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
+        return None
 
-    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
-        """Writes each element's difference from the base in the task whose row holds it (-1: no row)."""
-
-    def gather_all(
+    def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
     ) -> list[Counts]:
-        """Gathers chunks, of which each has its own rows."""
-        return [self.gather(chunk, own, planes, out) for chunk, own, out in zip(chunks, rows, outs, strict=True)]
+        """Writes each element's difference from the base in the task whose row holds it (-1: no row)."""
 
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         """Writes the difference of largest magnitude, the later task's if two are equal."""
@@ -302,13 +247,10 @@ class Kernels(Protocol):
         It is divided by the sum of their tasks' shares, unless that is 0: with 1 for each, this is their mean.
         """
 
+    def squares(self, vectors: Sequence[Tensor]) -> list[float]:
+        """Returns the squared length of each vector, summed in float64 in any order."""
+
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
-        """Writes base + scale * tau; returns whether every result is finite."""
-
-    def step_all(
-        self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]
-    ) -> list[bool]:
-        """Makes the step of each base."""
-        return [self.step(base, tau, scale, out) for base, tau, out in zip(bases, taus, outs, strict=True)]
+    def step(self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]) -> list[bool]:
+        """Writes base + scale * tau for each base; returns whether every result is finite."""

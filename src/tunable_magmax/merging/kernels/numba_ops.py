@@ -1,10 +1,15 @@
-"""The operations on compiled loops of the CPU. Planes are bits in 64-bit words, in memory or in a mapped file."""
+"""The operations on compiled loops of the CPU, and the planes there: bits in 64-bit words, in memory or in a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +21,20 @@ from tunable_magmax.merging.kernels import (
     Chunk,
     Counts,
     Cut,
-    Formula,
+    Each,
     Kernels,
     Keys,
-    MappedRows,
+    Owners,
+    PlaneRows,
     Planes,
-    Runs,
+    TensorPlace,
     loops,
+    padded,
 )
+from tunable_magmax.merging.owners import added, assign_owners
+
+WINDOW = 1 << 16
+"""Pages of a mapped file come and go in aligned windows of this many bytes."""
 
 Words = NDArray[np.uint64]
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -36,33 +47,161 @@ class MemoryPlanes(Planes):
         self.words: Words = np.zeros((rows, slots // SLOTS), np.uint64)
 
     def part(self, row: int, start: int, stop: int) -> Words:
+        """Returns a view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
         return self.words[row, start // SLOTS : -(-stop // SLOTS)]
+
+    def release(self, slots: tuple[int, int], *rows: int) -> None:
+        """Lets go of the memory behind these slots of some rows (-1: no row), if they are kept on disk."""
 
 
 class MappedPlanes(MemoryPlanes):
-    """Planes in a file, whose pages are let go as soon as a slice has been worked on."""
+    """Planes in a file of their own, whose pages are let go as soon as a slice has been worked on."""
 
     def __init__(self, rows: int, slots: int, path: Path) -> None:
-        self._file = MappedRows(rows, slots // 8, path)
-        self.words = self._file.rows(np.uint64)
+        self._path = path
+        self._row_bytes = -(-slots // (8 * WINDOW)) * WINDOW
+        size = rows * self._row_bytes
+        with open(path, "w+b") as file:
+            # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, 1 << 24):
+                    file.write(bytes(min(1 << 24, size - start)))
+                file.flush()
+            self._map = mmap.mmap(file.fileno(), size)
+        self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)
 
     def release(self, slots: tuple[int, int], *rows: int) -> None:
-        self._file.release(slots[0] // 8, -(-slots[1] // 8), *rows)
+        # Whole windows: a fault brings in all pages of one. Dropping what a neighbour uses costs a fault, never data.
+        first, last = slots[0] // (8 * WINDOW) * WINDOW, -(-slots[1] // (8 * WINDOW)) * WINDOW
+        for row in rows:
+            if row >= 0:
+                self._map.madvise(mmap.MADV_DONTNEED, row * self._row_bytes + first, last - first)
 
     def close(self) -> None:
         self.words = np.zeros((0, 0), np.uint64)
-        self._file.close()
+        with suppress(BufferError):  # the traceback of an error may still hold a view; the map goes with it
+            self._map.close()
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A slice of planes, and the tensors in it: where they begin and end (words of the slice), first element index."""
+
+    start: int
+    stop: int
+    runs: tuple[NDArray[np.int64], NDArray[np.int64], Words]
+
+
+class PlaneGroup:
+    """The planes of tensors that share a budget, or of a part of these, worked on slice by slice.
+
+    Rows go by their numbers. Operations are those of `Step`.
+    """
+
+    def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each[Any]) -> None:
+        self._planes, self._each, self._places = planes, each, places
+        self._spans = _spans(places, most)
+        self._scanned: list[tuple[int, Keys, Words]] = []
+
+    def fill(self, row: int) -> None:
+        """Puts every element into a row, and no other bit."""
+        for place in self._places:
+            slots = place.slot, place.slot + padded(place.size)
+            words = self._planes.part(row, *slots)
+            words[: place.size // SLOTS] = np.uint64(0xFFFFFFFFFFFFFFFF)
+            if place.size % SLOTS:
+                words[place.size // SLOTS] = np.uint64((1 << place.size % SLOTS) - 1)
+            self._planes.release(slots, row)
+
+    def count_common(self, row: int, other: int) -> int:
+        return sum(map(int, self._over(loops.count_common, row, other)))
+
+    def intersect(self, row: int, other: int, out: int) -> None:
+        self._over(np.bitwise_and, row, other, out)
+
+    def subtract(self, row: int, other: int) -> None:
+        self._over(lambda one, two: np.bitwise_and(one, ~two, out=one), row, other)
+
+    def unite(self, row: int, other: int) -> None:
+        self._over(lambda one, two: np.bitwise_or(one, two, out=one), row, other)
+
+    def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
+        """Chooses elements of both rows with keys below `low`; returns how many, and the keys from `low` to `high`."""
+        window = np.uint64(low), np.uint64(high)
+
+        def scan(runs: Any, plane: Words, unowned: Words, won: Words) -> tuple[int, Keys, Words]:
+            room = _room(int(loops.count_common(plane, unowned)), low, high)
+            while True:
+                found = np.empty(room, np.uint64), np.empty(room, np.uint64)
+                below, undecided = loops.scan_keys(plane, unowned, won, runs, np.uint64(lottery_state), window, found)
+                if undecided <= room:
+                    keys, slots = (each[:undecided].copy() for each in found)
+                    return int(below), keys, slots
+                room = int(undecided)
+
+        def work(span: _Span) -> tuple[int, Keys, Words]:
+            result = scan(span.runs, *(self._planes.part(r, span.start, span.stop) for r in (row, free, chosen)))
+            self._planes.release((span.start, span.stop), row, free, chosen)
+            return result
+
+        self._scanned = self._each(work, self._spans)
+        return added((below, keys) for below, keys, _ in self._scanned)
+
+    def choose_scanned(self, chosen: int, highest: int) -> None:
+        """Adds to a row those of the last scan whose keys are at most `highest`."""
+        for span, (_, keys, slots) in zip(self._spans, self._scanned, strict=True):
+            won = slots[keys <= np.uint64(highest)]
+            words = self._planes.part(chosen, span.start, span.stop)
+            np.bitwise_or.at(words, won >> np.uint64(6), np.uint64(1) << (won & np.uint64(63)))
+            self._planes.release((span.start, span.stop), chosen)
+        self._scanned = []
+
+    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
+        def work(span: _Span) -> Any:
+            result = operation(*(self._planes.part(row, span.start, span.stop) for row in rows))
+            self._planes.release((span.start, span.stop), *rows)
+            return result
+
+        return self._each(work, self._spans)
+
+
+def _spans(places: Sequence[TensorPlace], most: int) -> list[_Span]:
+    """Divides the slots of some tensors into slices of `most`, without gaps: other tensors' bits mean nothing."""
+    spans: list[_Span] = []
+    runs: list[tuple[int, int, int]] = []
+
+    def close() -> None:
+        if runs:
+            start = runs[0][0]
+            starts, stops = (np.array([(run[k] - start) // SLOTS for run in runs], np.int64) for k in (0, 1))
+            spans.append(_Span(start, runs[-1][1], (starts, stops, np.array([run[2] for run in runs], np.uint64))))
+            runs.clear()
+
+    for place in places:
+        for start in range(0, padded(place.size), most):
+            stop = min(start + most, padded(place.size))
+            if runs and (place.slot + stop - runs[0][0] > most or runs[-1][1] != place.slot + start):
+                close()
+            runs.append((place.slot + start, place.slot + stop, place.element + start))
+    close()
+    return spans
+
+
+def _room(candidates: int, low: int, high: int) -> int:
+    """Returns room for the keys that chance can bring into a window: a second scan costs as much as the first."""
+    expected = candidates * (high - low + 1) / 2**64
+    return int(expected + 8 * math.sqrt(expected)) + 64
+
+
+def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
 
 
 def _addresses(tasks: Sequence[Tensor]) -> Words:
     return np.array([values.data_ptr() for values in tasks], np.uint64)
-
-
-def _words(planes: Planes | None) -> Words:
-    if planes is None:
-        return np.zeros((0, 0), np.uint64)
-    assert isinstance(planes, MemoryPlanes)
-    return planes.words
 
 
 class NumbaKernels(Kernels):
@@ -70,6 +209,7 @@ class NumbaKernels(Kernels):
 
     chunk = 1 << 19
     span = 1 << 22
+    """Slots of planes that are worked on at a time."""
     threads = True
 
     def plane_bytes(self, slots: int) -> int:
@@ -83,53 +223,41 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def survey(
-        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        changed = np.zeros(len(chunk.tasks), np.bool_)
-        suspect = np.zeros(len(chunk.tasks), np.bool_)
-        marks = np.array(compared, np.bool_), np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *marks, changed, suspect)
-        return changed, suspect
+        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+    ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
+        found = []
+        held = MemoryPlanes(0, 0) if planes is None else planes
+        assert isinstance(held, MemoryPlanes)
+        for chunk, (compared, rows) in zip(chunks, marks, strict=True):
+            changed, suspect = np.zeros((2, len(chunk.tasks)), np.bool_)
+            where = np.array(compared, np.bool_), np.array(rows, np.int64), held.words, chunk.slot // SLOTS
+            loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *where, changed, suspect)
+            held.release(chunk.slots, *rows)
+            square = loops.squared_distance(chunk.tasks[-1].numpy(), chunk.base.numpy())
+            found.append((changed, suspect, float(square)))
+        return found
 
-    def square(self, vector: Tensor) -> float:
-        return float(loops.sum_of_squares(vector.numpy()))
+    def assign(
+        self,
+        planes: Planes,
+        groups: Sequence[Sequence[TensorPlace]],
+        budgets: Sequence[Sequence[int]],
+        rows: PlaneRows,
+        seed: int,
+        each: Each[Any],
+    ) -> list[Owners]:
+        # Many groups share the threads; a single one uses them all.
+        inside, outside = (each, _one_by_one) if len(groups) == 1 else (_one_by_one, each)
 
-    def squared_distance(self, values: Tensor, base: Tensor) -> float:
-        return float(loops.squared_distance(values.numpy(), base.numpy()))
+        def work(pair: tuple[Sequence[TensorPlace], Sequence[int]]) -> Owners:
+            group = self.plane_group(planes, pair[0], inside)
+            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, pair[1], seed)
 
-    def fill(self, plane: Words, elements: int) -> None:
-        plane[: elements // SLOTS] = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if elements % SLOTS:
-            plane[elements // SLOTS] = np.uint64((1 << elements % SLOTS) - 1)
+        return outside(work, list(zip(groups, budgets, strict=True)))
 
-    def count_common(self, plane: Words, other: Words) -> int:
-        return int(loops.count_common(plane, other))
-
-    def intersect(self, plane: Words, other: Words, out: Words) -> None:
-        np.bitwise_and(plane, other, out=out)
-
-    def subtract(self, plane: Words, other: Words) -> None:
-        np.bitwise_and(plane, ~other, out=plane)
-
-    def unite(self, plane: Words, other: Words) -> None:
-        plane |= other
-
-    def scan_keys(
-        self, plane: Words, free: Words, won: Words, runs: Runs, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys, Words]:
-        room = _room(self.count_common(plane, free), low, high)
-        words = runs.starts // SLOTS, -(-runs.stops // SLOTS), runs.elements
-        window = np.uint64(low), np.uint64(high)
-        while True:
-            found = np.empty(room, np.uint64), np.empty(room, np.uint64)
-            below, undecided = loops.scan_keys(plane, free, won, words, np.uint64(lottery_state), window, found)
-            if undecided <= room:
-                keys, slots = (each[:undecided].copy() for each in found)
-                return int(below), keys, slots
-            room = int(undecided)
-
-    def set_slots(self, plane: Words, slots: Words) -> None:
-        np.bitwise_or.at(plane, slots >> np.uint64(6), np.uint64(1) << (slots & np.uint64(63)))
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> PlaneGroup:
+        assert isinstance(planes, MemoryPlanes)
+        return PlaneGroup(planes, places, self.span, each)
 
     def count_magnitudes(
         self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
@@ -158,17 +286,18 @@ class NumbaKernels(Kernels):
                 return int(below), keys[:undecided].copy()
             room = int(undecided)
 
-    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
-        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
-        return None
-
-    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
-        marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
-        owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
-        counts = np.array([0 if plane is None else self.count_common(plane, plane) for plane in owned], np.int64)
-        planes.release(chunk.slots, *rows)
-        return counts
+    def gather(
+        self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
+    ) -> list[Counts]:
+        assert isinstance(planes, MemoryPlanes)
+        found: list[Counts] = []
+        for chunk, own, out in zip(chunks, rows, outs, strict=True):
+            marks = np.array(own, np.int64), planes.words, chunk.slot // SLOTS
+            loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
+            owned = [planes.part(row, *chunk.slots) if row >= 0 else planes.words[:0].ravel() for row in own]
+            found.append(np.array([loops.count_common(plane, plane) for plane in owned], np.int64))
+            planes.release(chunk.slots, *own)
+        return found
 
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         counts = np.zeros(len(chunk.tasks), np.int64)
@@ -211,11 +340,11 @@ class NumbaKernels(Kernels):
         drawn = np.array(lottery_states, np.uint64), np.uint64(chunk.element)
         loops.elect(chunk.base.numpy(), addresses, weights, kept, drawn, out.numpy())
 
-    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
-        return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+    def squares(self, vectors: Sequence[Tensor]) -> list[float]:
+        return [float(loops.sum_of_squares(vector.numpy())) for vector in vectors]
 
-
-def _room(candidates: int, low: int, high: int) -> int:
-    """Returns room for the keys that chance can bring into a window: a second scan costs as much as the first."""
-    expected = candidates * (high - low + 1) / 2**64
-    return int(expected + 8 * math.sqrt(expected)) + 64
+    def step(self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]) -> list[bool]:
+        return [
+            bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+            for base, tau, out in zip(bases, taus, outs, strict=True)
+        ]

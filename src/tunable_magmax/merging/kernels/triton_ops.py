@@ -21,9 +21,9 @@ from torch import Tensor
 
 from tunable_magmax.errors import ExactnessError
 from tunable_magmax.lottery import GOLDEN, KEEP, LEFTOVERS, MIX_A, MIX_B, lottery_state
-from tunable_magmax.merging.kernels import Chunk, Counts, Planes, TensorPlace
+from tunable_magmax.merging.kernels import Chunk, Counts, Each, Owners, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.kernels.torch_ops import TOP_BIT, TensorPlanes, TorchKernels, signed
-from tunable_magmax.merging.owners import Owners, PlaneRows, windows
+from tunable_magmax.merging.owners import windows
 
 BLOCK = 2048
 """Elements that one program works on."""
@@ -298,7 +298,7 @@ class TritonKernels(TorchKernels):
         owners = np.repeat(np.arange(len(rows)), blocks)
         return Table(self.numbers(np.concatenate([rows.ravel(), owners])), rows.shape[1], len(rows), len(owners))
 
-    def survey_all(
+    def survey(
         self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         tasks = len(chunks[0].tasks)
@@ -328,8 +328,8 @@ class TritonKernels(TorchKernels):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
+        each: Each[Any],
     ) -> list[Owners]:
-        """Gives each task its budget of each group's elements, as `assign_owners` does, for all groups at once."""
         bits, budget = _rows_of(planes), np.array(budgets, np.int64).reshape(len(groups), len(rows.candidates))
         places = [(place, g) for g, group in enumerate(groups) for place in group]
         table = self.table([(place.size, place.slot, g, place.element) for place, g in places])
@@ -362,7 +362,7 @@ class TritonKernels(TorchKernels):
             for own, rest in zip(budget, leftovers, strict=True)
         ]
 
-    def gather_all(
+    def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
     ) -> list[Counts]:
         tasks, bits = len(chunks[0].tasks), _bits(planes)
@@ -393,9 +393,7 @@ class TritonKernels(TorchKernels):
         self.launch(_squares, table.blocks, *table.arguments, sums, vectors[0])
         return list(sums.tolist())
 
-    def step_all(
-        self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]
-    ) -> list[bool]:
+    def step(self, bases: Sequence[Tensor], taus: Sequence[Tensor], scale: float, outs: Sequence[Tensor]) -> list[bool]:
         table = self.table(
             [
                 (base.numel(), *_addresses_and([base, tau, out]))

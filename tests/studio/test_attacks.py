@@ -148,7 +148,7 @@ def test_too_many_files_and_too_many_bytes(page, png, monkeypatch):
 def test_files_that_come_at_once_each_have_a_name(tmp_path, monkeypatch):
     slow = uploads.write_atomic
     monkeypatch.setattr(uploads, "write_atomic", lambda path, content: (time.sleep(0.01), slow(path, content)))
-    upload = uploads.Upload("u1", tmp_path)
+    upload = uploads.Upload(tmp_path)
     senders = [threading.Thread(target=upload.add, args=(f"{k}.png", bytes([k]))) for k in range(8)]
     for sender in senders:
         sender.start()

@@ -179,21 +179,14 @@ class Bench:
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
-    def open(
-        self,
-        name: str,
-        samples: Samples,
-        labels: Sequence[str | None] | None = None,
-        tasks: Sequence[int] | None = None,
-    ) -> BenchData:
-        """Decodes samples; those that cannot be read are left out with a warning. `labels`: class names, if known."""
-        if labels is None and samples.labels is not None:
-            labels = samples.label_names()
-        known = [-1] * len(samples) if labels is None else [self._places.get(str(label), -1) for label in labels]
+    def open(self, name: str, samples: Samples, tasks: Sequence[int] | None = None) -> BenchData:
+        """Decodes samples; those that cannot be read are left out with a warning."""
+        unknown = [-1] * len(samples)
+        known = unknown if samples.labels is None else [self._places.get(c, -1) for c in samples.label_names()]
         prepared = prepare(self.encoder, samples, progress=self.progress)
         kept = list(prepared.positions)
-        owners = np.full(len(samples), -1) if tasks is None else np.asarray(tasks)
-        return BenchData(name, prepared, np.array(known, dtype=np.int64)[kept], owners.astype(np.int64)[kept])
+        labels, owners = (np.array(each, dtype=np.int64)[kept] for each in (known, tasks or unknown))
+        return BenchData(name, prepared, labels, owners)
 
     def open_labelled(self, name: str, labelled: Labelled) -> BenchData:
         """Decodes samples that are labelled in the bench's classes."""
@@ -410,7 +403,7 @@ def measure_model(
 ) -> tuple[Accuracy, int]:
     """Measures one encoder, with the tensors of `state` if given, on labelled samples; also counts unreadable ones.
 
-    A builtin head stands for the classifier that the encoder has then; its bias is added.
+    A builtin head stands for the classifier that the encoder has then.
     """
     require_match(encoder, head)
     prepared = prepare(encoder, labelled.samples, labelled.positions, progress=progress)
@@ -418,7 +411,7 @@ def measure_model(
         put_weights(encoder, state)
     features = embed_prepared(encoder, prepared, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
-        head = encoder.head.with_bias(encoder.head.bias + head.bias)
+        head = encoder.head
     accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes)
     return accuracy, prepared.failed
 

@@ -84,10 +84,6 @@ class Head(Linear):
 
         return tensors_digest({name: torch.from_numpy(values) for name, values in self._tensors().items()})
 
-    def with_bias(self, bias: NDArray[Any] | None) -> Head:
-        """Returns the head with a bias, such as a site's log prior, in place of its own; None: without one."""
-        return Head.of(self.weight, self.classes, 1.0, bias, self.builtin)
-
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.
 

@@ -79,11 +79,6 @@ class Studio:
         if self._scores is not None:
             self._scores.bench.close()
 
-    def open_all(self) -> None:
-        """Reads everything at once, and measures what points are compared with."""
-        for _ in self._open():
-            pass
-
     def _open(self) -> Iterator[None]:
         try:
             yield from self._open_samples()

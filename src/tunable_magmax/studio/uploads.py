@@ -7,6 +7,7 @@ by the folder that it was in; and a label names a folder here only if it is a pl
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TypeGuard
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES
 from tunable_magmax.data.tables import TABLE_SUFFIXES
-from tunable_magmax.errors import InputError, StorageError, shortened
+from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.evaluation.labelled import mostly_known
 from tunable_magmax.files import is_plain_name, write_atomic
 from tunable_magmax.studio.guard import Refused
@@ -29,13 +30,16 @@ SUFFIXES = IMAGE_SUFFIXES | TABLE_SUFFIXES
 class Upload:
     """Samples in a folder of the studio's output: pictures as 000000.png and so on, or one table."""
 
-    name: str
     folder: Path
     size: int = 0
     """Bytes of all files."""
     files: list[tuple[Path, str | None]] = field(default_factory=list)
     """Each file, and the label that its folder says."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
 
     def room(self) -> int:
         """Returns how many bytes the next file may have; a full upload is refused."""
@@ -105,26 +109,15 @@ class Uploads:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._uploads: dict[str, Upload] = {}
-        self._count = 0
 
     def begin(self) -> Upload:
         """Begins a new upload in a folder that did not exist."""
         if len(self._uploads) >= UPLOADS:
             raise Refused(413, f"there are {UPLOADS} sets of samples already: remove one first")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            while True:
-                self._count += 1
-                name = f"u{self._count}"
-                try:
-                    (self.folder / name).mkdir()
-                    break
-                except FileExistsError:  # of an earlier session
-                    continue
-        except OSError as error:
-            raise StorageError(f"{self.folder}: cannot be made ({error.strerror or error})") from error
-        self._uploads[name] = Upload(name, self.folder / name)
-        return self._uploads[name]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        upload = Upload(Path(tempfile.mkdtemp(dir=self.folder)))
+        self._uploads[upload.name] = upload
+        return upload
 
     def get(self, name: str) -> Upload:
         """Returns an upload of this session."""

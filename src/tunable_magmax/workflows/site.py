@@ -177,12 +177,11 @@ def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:
 class KeptSamples:
     """The kept samples of all tasks, task after task. `labels` [n]: indices into a bench's classes, -1: unknown.
 
-    `names` [n] and `tasks` [n]: each sample's class and task. `trained`: whether any of them was trained on.
-    `decoded`: all of them decoded, where many sites take from them; else those that are taken are decoded then.
+    `tasks` [n]: each sample's task. `trained`: whether any of them was trained on. `decoded`: all of them decoded,
+    where many sites take from them; else those that are taken are decoded then.
     """
 
     samples: Samples
-    names: tuple[str, ...]
     tasks: tuple[int, ...]
     labels: Ints
     trained: bool
@@ -203,7 +202,7 @@ class KeptSamples:
         labels = np.array([place.get(name, -1) for name in names], dtype=np.int64)
         tasks = tuple(t for t, samples in parts.items() for _ in range(len(samples)))
         trained = any(entry is not None and entry.source == "training" for entry in run.kept)
-        return cls(_joined(list(parts.values())), tuple(names), tasks, labels, trained)
+        return cls(_joined(list(parts.values())).labelled(names), tasks, labels, trained)
 
     def decode(self, bench: Bench) -> KeptSamples:
         """Returns the same with all of them decoded; those that cannot be read are left out."""
@@ -212,7 +211,6 @@ class KeptSamples:
         return replace(
             self,
             samples=self.samples.subset(readable),
-            names=tuple(self.names[k] for k in readable),
             tasks=tuple(self.tasks[k] for k in readable),
             labels=self.labels[readable],
             decoded=data,
@@ -234,8 +232,7 @@ class KeptSamples:
 
     def _open(self, bench: Bench, rows: Ints, name: str) -> BenchData:
         places = rows.tolist()
-        part = self.samples.subset(places)
-        return bench.open(name, part, [self.names[k] for k in places], [self.tasks[k] for k in places])
+        return bench.open(name, self.samples.subset(places), [self.tasks[k] for k in places])
 
 
 def _joined(parts: Sequence[Samples]) -> Samples:
@@ -315,8 +312,7 @@ def _own_samples(bench: Bench, site: Site) -> tuple[BenchData | None, BenchData 
     if site.sources.labelled is not None:
         samples = site.open_samples("labelled")
         home = {name: t for t, names in enumerate(run.classes.values()) for name in names}
-        names = samples.label_names()
-        labelled = bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
+        labelled = bench.open("labelled", samples, [home.get(name, -1) for name in samples.label_names()])
     given = [name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None]
     if not given or None in run.profiles or bench.is_builtin:
         return labelled, None

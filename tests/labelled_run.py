@@ -86,5 +86,5 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
         samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
         encoder = load_encoder(path / task, "cpu", assets=path / "base")
         make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(trained.profile_path(task))
-        trained.register_profile(task)
+        trained.register(task, profile=trained.profile_name(task))
     return run

@@ -12,5 +12,5 @@ from tunable_magmax.runs.run import KeptEntry, Run
 def keep_samples(run: Run, task: int, samples: Samples, **options: Any) -> KeptEntry | None:
     """`task`: its number from 0."""
     entry = kept.keep_samples(run, run.names[task], samples, **options)
-    run.register_kept(run.names[task], entry)
+    run.register(run.names[task], kept=entry)
     return entry

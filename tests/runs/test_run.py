@@ -59,9 +59,9 @@ def test_profiles_and_a_head_are_registered(tmp_path):
         run.require_profiles("a test")
     for task in ("cats", "dogs"):
         profile(task, [task, "mice"]).save(run.profile_path(task))
-    run.register_profile("cats")
+    run.register("cats", profile=run.profile_name("cats"))
     assert [found and found.task for found in run.profiles] == ["cats", None]
-    run.register_profile("dogs")
+    run.register("dogs", profile=run.profile_name("dogs"))
     run.register_head(head, folder / "base")
     for seen in (run, Run.open(folder)):
         assert [found.task for found in seen.require_profiles("a test")] == ["cats", "dogs"]
@@ -103,7 +103,7 @@ def test_a_run_in_training(tmp_path):
     arguments = (tmp_path / "run", {"seed": 1, "benchmark": {"name": "texts"}}, 2)
     with Run.training(*arguments) as run:
         assert (run.tasks, run.base, is_run(run.path)) == ((), tmp_path / "run" / "base", False)
-        run.enter("cats", run.path / "task-01", ["cat"], training={"steps": 3})
+        run.enter("cats", run.path / "task-01", classes=("cat",), training={"steps": 3})
         run.save()
         assert (run.names, run.tasks) == (("cats",), (run.path / "task-01",))
     with Run.training(*arguments) as again:

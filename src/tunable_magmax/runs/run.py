@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -210,43 +210,25 @@ class Run:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def profile_path(self, task: str) -> Path:
-        """Returns where the run keeps the profile of a task: a file of its own, whatever the task's name."""
-        return self.path / PROFILES / f"{file_name(task)}.safetensors"
+    def profile_name(self, task: str) -> str:
+        """Returns what run.json calls the profile of a task: a file of its own, whatever the task's name."""
+        return f"{PROFILES}/{file_name(task)}.safetensors"
 
-    def enter(
-        self,
-        name: str,
-        checkpoint: Path,
-        classes: Sequence[str] | None = None,
-        profiled: bool = False,
-        kept: KeptEntry | None = None,
-        training: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Enters a task, or replaces the one of its name; `save` writes it."""
-        entry = TaskEntry(
-            name,
-            _named_from(self.path, checkpoint),
-            _named_from(self.path, self.profile_path(name)) if profiled else None,
-            None if classes is None else tuple(classes),
-            kept,
-            None if training is None else dict(training),
-        )
-        entries = {task.name: task for task in self.record.tasks} | {name: entry}
+    def profile_path(self, task: str) -> Path:
+        """Returns where the run keeps the profile of a task."""
+        return self.path / self.profile_name(task)
+
+    def enter(self, task: str, checkpoint: Path, **facts: Any) -> None:
+        """Enters a task, or replaces the one of its name. `facts`: other parts of its `TaskEntry`. `save` writes it."""
+        entries = {entry.name: entry for entry in self.record.tasks}
+        entries[task] = TaskEntry(task, _named_from(self.path, checkpoint), **facts)
         self.record = replace(self.record, tasks=tuple(entries.values()))
 
-    def _change(self, name: str, **changes: Any) -> None:
-        tasks = tuple(replace(task, **changes) if task.name == name else task for task in self.record.tasks)
+    def register(self, task: str, **facts: Any) -> None:
+        """Writes into run.json what is new of a task, such as its profile, or which of its samples are kept."""
+        tasks = tuple(replace(entry, **facts) if entry.name == task else entry for entry in self.record.tasks)
         self.record = replace(self.record, tasks=tasks)
         self.save()
-
-    def register_kept(self, task: str, kept: KeptEntry | None) -> None:
-        """Writes into run.json which samples of a task are kept; `save` removes the files of others."""
-        self._change(task, kept=kept)
-
-    def register_profile(self, task: str) -> None:
-        """Writes into run.json that a task has a profile, which is at its `profile_path`."""
-        self._change(task, profile=_named_from(self.path, self.profile_path(task)))
 
     def register_head(self, head: Path, checkpoint: Path) -> None:
         """Writes into run.json which classifier head the run has, and the encoder that it is of."""

@@ -97,7 +97,8 @@ def record_task(
                 stacklevel=2,
             )
         _name_rows(checkpoint, names)
-        opened.enter(task, checkpoint, classes, classes is not None, kept)
+        profile = None if classes is None else opened.profile_name(task)
+        opened.enter(task, checkpoint, profile=profile, classes=classes, kept=kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -237,7 +238,7 @@ def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
 
 def _record_data(
     run: Run, task: str, checkpoint: Path, names: dict[int, str], data: Any, eval_data: Any, keep: int
-) -> tuple[dict[int, str], list[str], KeptEntry | None]:
+) -> tuple[dict[int, str], tuple[str, ...], KeptEntry | None]:
     """Writes the profile and the kept samples of a task; returns the classes by row, those in use, and what is kept."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.profiling import profile_task
@@ -250,7 +251,7 @@ def _record_data(
     if names == {k: f"{task}/LABEL_{k}" for k in names} and not set(samples.classes) <= set(names.values()):
         names = {**names, **_voted(checkpoint, run.base, samples)}
     kept = profile_task(run, task, encoder, base, samples, held, keep=keep)
-    return names, samples.present_classes(), kept
+    return names, tuple(samples.present_classes()), kept
 
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:

@@ -114,7 +114,8 @@ def _train(
     held = benchmark.train.subset(task.held) if task.held else None
     encoder = load_encoder(checkpoint, str(base.device), assets=run.base)
     kept = profile_task(run, task.name, encoder, base, samples, held, keep=config.keep, seed=seed)
-    run.enter(task.name, checkpoint, names, profiled=True, kept=kept, training=asdict(result))
+    facts = {"profile": run.profile_name(task.name), "classes": tuple(names), "kept": kept, "training": asdict(result)}
+    run.enter(task.name, checkpoint, **facts)
     run.save()  # last: run.json says what is finished
 
 

@@ -113,7 +113,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             profile = make_profile(name, samples, encoder, base=base, rows=rows, progress=progress)
             profile.save(run.profile_path(name))
             # After each, so that what was made is kept if a later one fails.
-            run.register_profile(name)
+            run.register(name, profile=run.profile_name(name))
             entry = keep_samples(
                 run,
                 name,
@@ -122,7 +122,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
                 source="evaluation" if name in held_out else "training",
                 size=encoder.picture_size,
             )
-            run.register_kept(name, entry)
+            run.register(name, kept=entry)
         except InputError as error:
             raise InputError(
                 f"{error}\n{path} is there, with {done} of {len(data)} profiles; make the others by "
@@ -150,7 +150,7 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
         run.register_head(head, inputs.base)
     if options.keep == 0 and not inputs.data:
         for name in run.names:
-            run.register_kept(name, None)
+            run.register(name, kept=None)
     return run
 
 

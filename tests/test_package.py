@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tunable_magmax.errors import EXTRAS, InputError, required
 from tunable_magmax.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,16 @@ def test_on_an_index_every_link_and_picture_of_readme_is_a_whole_address(built: 
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert len(links) > 10
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_what_a_core_installation_lacks_is_told_with_the_extra_that_brings_it(monkeypatch, package: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    listed = " ".join(extras[EXTRAS[package]])
+    assert {"PIL": "pillow"}.get(package, package) in listed
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf'{package}.* pip install "tunable-magmax\[{EXTRAS[package]}\]"'):
+        required(package)
 
 
 def test_the_version_stands_in_one_place_and_its_papers_agree() -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 _COMPARED = 1000
@@ -43,6 +44,32 @@ class ClusterError(TmxError, RuntimeError):
 
 class ExactnessError(TmxError, AssertionError):
     """A check of our own failed, for instance that counts equal budgets: a bug. Nothing was written."""
+
+
+EXTRAS = {
+    "transformers": "train",
+    "PIL": "train",
+    "pyarrow": "train",
+    "matplotlib": "report",
+    "optuna": "tune",
+    "huggingface_hub": "hub",
+    "starlette": "studio",
+    "uvicorn": "studio",
+}
+"""Packages that a core installation lacks, and the extra that brings each."""
+
+
+def required(module: str) -> Any:
+    """Imports a module of a package that may be missing, or says how to install it.
+
+    >>> required("PIL.Image").__name__
+    'PIL.Image'
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise InputError(f'{package} is not installed: pip install "tunable-magmax[{EXTRAS[package]}]"') from None
 
 
 def closest(name: str, known: Sequence[str]) -> str:

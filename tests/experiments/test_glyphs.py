@@ -1,7 +1,5 @@
 """The built-in benchmark: its characters are real and different, its pictures depend on their own numbers only."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -61,13 +59,6 @@ def test_more_classes_than_characters():
     glyph_samples(classes=most, train=1, test=1)
     with pytest.raises(InputError, match=rf"{most + 1} classes asked for, and there are 2 to {most} characters"):
         glyph_samples(classes=most + 1)
-
-
-@pytest.mark.parametrize("module", ["PIL", "matplotlib"])
-def test_an_installation_without_fonts_or_pillow_says_what_to_install(monkeypatch, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=r'pip install "tunable-magmax\[train,report\]"'):
-        alphabets.__wrapped__()
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------

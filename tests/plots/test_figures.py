@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,3 @@ def test_refusals_name_the_file(tmp_path: Path) -> None:
         draw(tmp_path / "file" / "p.png")
     with pytest.raises(InputError, match=r"p\.xyz: cannot draw this kind of file"):
         draw(tmp_path / "p.xyz")
-
-
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def lacking(name: str, *rest: object, **named: object) -> object:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", lacking)
-    with pytest.raises(InputError, match=r'pip install "tunable-magmax\[report\]"'):
-        draw(tmp_path / "p.png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import builtin_run
@@ -78,12 +77,6 @@ def test_one_sample_is_judged_by_the_old_head(image_run, tmp_path):
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_missing_extra(image_run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InputError, match=r"tunable-magmax\[tune\]"):
-        found_for(Run.open(image_run.path), image_run.pairs(tmp_path / "site", {"red": 1}))
 
 
 def test_a_run_in_which_nothing_changed(image_run, tmp_path):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tunable_magmax.data.samples import Samples, Unreadable
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -91,11 +91,7 @@ def _images(items: Iterable[Path]) -> list[Path]:
 
 def pillow() -> Any:
     """Returns Pillow's module `Image`."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError('images need pillow: pip install "tunable-magmax[train]"') from None
-    return Image
+    return required("PIL.Image")
 
 
 def read_picture(source: Path | bytes, name: str) -> Any:

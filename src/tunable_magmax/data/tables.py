@@ -17,7 +17,7 @@ from typing import Any
 
 from tunable_magmax.data.images import in_order, read_picture, threads_for
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples
-from tunable_magmax.errors import InputError, closest, plural, shortened, some_of
+from tunable_magmax.errors import InputError, closest, plural, required, shortened, some_of
 from tunable_magmax.files import load_json, parse_json
 
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
@@ -264,14 +264,10 @@ KEPT_BYTES = 1 << 30
 
 def _parquet(files: Sequence[Path], origin: str) -> Table:
     """Opens parquet files, which must have the same columns."""
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise InputError('parquet files need pyarrow: pip install "tunable-magmax[train]"') from None
-    opened = []
+    parquet, opened = required("pyarrow.parquet"), []
     for file in files:
         with _damage(file):
-            opened.append(ParquetFile(file))
+            opened.append(parquet.ParquetFile(file))
         if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
             raise InputError(f"{file} has other columns than {files[0]}: {', '.join(opened[-1].schema_arrow.names)}")
     schema = opened[0].schema_arrow

@@ -10,7 +10,6 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import yaml
 
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
@@ -111,7 +110,8 @@ def run_demo(
 
     Called again, it continues the training where that stopped, and makes the rest anew.
     """
-    _require_extras()
+    for module in ("transformers", "PIL", "matplotlib"):
+        required(module)
     from tunable_magmax.experiments.glyph_encoder import one_thread
 
     place = Path(out)
@@ -244,14 +244,3 @@ def _story(site: str, model: Tailored, accuracy: Mapping[str, float]) -> SiteSto
         merge="the base as it is" if is_base else f"{record.merge.method}, scale {record.merge.scale}",
         seconds=model.seconds,
     )
-
-
-def _require_extras() -> None:
-    """Refuses, before anything is written, if what training and drawing need is not installed."""
-    needed = {"transformers": "transformers", "PIL": "pillow", "matplotlib": "matplotlib"}
-    missing = [name for module, name in needed.items() if find_spec(module) is None]
-    if missing:
-        raise InputError(
-            f"the demonstration needs {' and '.join(missing)}, which this installation lacks: "
-            'pip install "tunable-magmax[train,report]"'
-        )

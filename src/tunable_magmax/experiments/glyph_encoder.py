@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import required
 from tunable_magmax.experiments.glyphs import (
     BASE_STREAM,
     FONTS,
@@ -108,11 +108,8 @@ def one_thread() -> Iterator[None]:
 
 
 def _model() -> Any:
-    try:
-        from transformers import ViTConfig, ViTModel
-    except ImportError:
-        raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
-    config = ViTConfig(
+    transformers = required("transformers")
+    config = transformers.ViTConfig(
         hidden_size=EMBEDDING_WIDTH,
         intermediate_size=2 * EMBEDDING_WIDTH,
         num_hidden_layers=LAYERS,
@@ -123,7 +120,7 @@ def _model() -> Any:
         attention_probs_dropout_prob=0.0,
         initializer_range=0.08,  # so narrow a model learns slowly from the usual 0.02
     )
-    return ViTModel(config, add_pooling_layer=False)
+    return transformers.ViTModel(config, add_pooling_layer=False)
 
 
 def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: Progress) -> None:

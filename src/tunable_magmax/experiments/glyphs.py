@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, closest, required, some_of
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold")
 # Characters that all fonts hold and that look different in each: five of a script in turn, for the benchmark, and
@@ -40,7 +39,6 @@ SIZE = 32  # of a picture
 TRAIN_STREAM, TEST_STREAM, BASE_STREAM = 0, 1, 2  # streams of random numbers
 SITE_STREAM = 3  # and the numbers after it, one for each site
 SLOPE = 0.15  # of the paper's brightness, from left to right
-MISSING = 'the glyphs need pillow and the fonts of matplotlib: pip install "tunable-magmax[train,report]"'
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +66,8 @@ class Alphabet:
 @lru_cache(maxsize=1)
 def alphabets() -> tuple[Alphabet, Alphabet]:
     """Returns the characters of the benchmark, and those to pre-train on."""
-    if find_spec("matplotlib") is None or find_spec("PIL") is None:
-        raise InputError(MISSING)
+    required("matplotlib")
+    required("PIL")
     first, second = (
         Alphabet(text, np.stack([np.stack([_drawn(font, character) for font in FONTS]) for character in text]))
         for text in (CHARACTERS, OTHERS)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.companions import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.models.encoder import Encoder, input_tools, probe_batch
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config, transformers_module
+from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config
 from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def builtin_encoder(
 ) -> BuiltinEncoder:
     """Makes an encoder of tensors and of what config.json is to hold; the first of `folders` has one of that type."""
     named = str((content.get("architectures") or [""])[0])
-    model_class = getattr(transformers_module(), named, None)
+    model_class = getattr(required("transformers"), named, None)
     if model_class is None or not any(kind in named for kind in _KINDS):
         raise InputError(
             f"{path} is a {named or 'model of no named architecture'}, in which transformers knows no classifier: give "

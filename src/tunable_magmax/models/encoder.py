@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.models.pretrained import (
     find_folders,
     first_line,
@@ -30,7 +30,6 @@ from tunable_magmax.models.pretrained import (
     quiet,
     read_config,
     text_length,
-    transformers_module,
 )
 from tunable_magmax.models.state import read_state
 
@@ -166,7 +165,7 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     Configuration, image processor and tokenizer each come from the checkpoint's own directory if they are there, else
     from `assets`. Everything is computed in float32. `device`: by default the GPU if there is one.
     """
-    transformers = transformers_module()
+    transformers = required("transformers")
     path = located(path)
     folders = find_folders(path, None if assets is None else located(assets))
     with quiet():
@@ -187,7 +186,7 @@ def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | 
     """Moves a loaded model to its device; returns what prepares its inputs, from the first of `folders` that has it."""
     import torch
 
-    transformers = transformers_module()
+    transformers = required("transformers")
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         module.to(where).eval()

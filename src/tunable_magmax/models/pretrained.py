@@ -10,26 +10,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.files import load_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def transformers_module() -> Any:
-    """Imports transformers, or says how to install it."""
-    try:
-        import transformers
-    except ImportError:
-        raise InputError('models need transformers: pip install "tunable-magmax[train]"') from None
-    return transformers
-
-
 def read_config(home: Path) -> Any:
     """Reads a model's config.json by transformers."""
     try:
-        config = transformers_module().AutoConfig.from_pretrained(home, local_files_only=True)
+        config = required("transformers").AutoConfig.from_pretrained(home, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{home}: its config.json cannot be used ({first_line(error)})") from None
     config._name_or_path = ""  # older versions of transformers would save the path of this machine with the model
@@ -45,7 +36,7 @@ def load_module(model_class: Any, config: Any, state: Mapping[str, Tensor], path
     """
     import torch
 
-    kind = "dtype" if major_version(transformers_module()) >= 5 else "torch_dtype"
+    kind = "dtype" if major_version(required("transformers")) >= 5 else "torch_dtype"
     options: dict[str, Any] = {kind: torch.float32, "output_loading_info": True}
     wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     try:
@@ -135,14 +126,13 @@ def load_image_processor(transformers: Any, folders: Sequence[Path]) -> Any:
     home = _holding(folders, IMAGE_FILES)
     if home is None:
         raise InputError(f"{folders[0]}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
+    required("PIL")
     # Pillow's resizing wherever there is a choice: embeddings must not depend on what else is installed.
     options = {"backend": "pil"} if major_version(transformers) >= 5 else {"use_fast": False}
     try:
         # Under its top-level name, some versions of transformers ask for torchvision, even with this backend.
         auto: Any = import_module("transformers.models.auto.image_processing_auto")
         return auto.AutoImageProcessor.from_pretrained(home, local_files_only=True, **options)
-    except ImportError:
-        raise InputError('images need pillow: pip install "tunable-magmax[train]"') from None
     except (OSError, ValueError) as error:
         raise InputError(f"{home}: the image processor cannot be loaded ({first_line(error)})") from None
 

@@ -7,18 +7,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError
-
-MISSING = 'a picture needs matplotlib: pip install "tunable-magmax[report]"'
+from tunable_magmax.errors import InputError, required
 
 
 def blank_figure(width: float, height: float) -> Any:
-    """A figure of so many inches; that matplotlib is missing is an `InputError`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(MISSING) from None
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    """A figure of so many inches."""
+    return required("matplotlib.figure").Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:

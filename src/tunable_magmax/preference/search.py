@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import required
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 
@@ -47,9 +47,6 @@ def search(
 
 def require_optuna() -> Any:
     """Returns the library that proposes weights; refuses to go on without it."""
-    try:
-        import optuna
-    except ImportError:
-        raise InputError("the search needs Optuna 4 or later: pip install 'tunable-magmax[tune]'") from None
+    optuna = required("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -10,28 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import check
-from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.errors import InputError, TmxError, required
 from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
 from tunable_magmax.studio.points import PointRequest, SaveRequest, Setting
 from tunable_magmax.studio.session import Studio
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-MISSING = 'the studio needs starlette and uvicorn: pip install "tunable-magmax[studio]"'
 LONGEST_NAME = 1024
 
 
 def make_app(studio: Studio, port: int, token: str) -> App:
     """Returns the studio as an ASGI application behind its guard."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.exceptions import HTTPException
-        from starlette.requests import Request
-        from starlette.responses import JSONResponse, Response, StreamingResponse
-        from starlette.routing import Route
-    except ImportError:
-        raise InputError(MISSING) from None
+    required("starlette")
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
 
     def answers(work: Callable[[dict[str, Any], Mapping[str, str], Mapping[str, str]], Any], status: int = 200) -> Any:
         """Makes an endpoint: `work` gets the request's JSON, path and query in a thread, and returns the answer's."""
@@ -123,10 +120,9 @@ def _whole(text: str, name: str) -> int:
 
 def serve(studio: Studio, port: int = 0, browser: bool = True, tell: Callable[[str], None] = lambda text: None) -> None:
     """Serves the studio until it is interrupted. `port` 0: any that is free. `tell` gets the address."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise InputError(MISSING) from None
+    required("uvicorn")
+    import uvicorn
+
     token = secrets.token_urlsafe(24)
     with listening(port) as opened:
         port = opened.getsockname()[1]

@@ -16,7 +16,7 @@ from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
 from tunable_magmax.data.memory import class_names_of
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_labelled
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.files import locked, write_folder, write_json
 from tunable_magmax.runs.kept import KEEP
 from tunable_magmax.runs.run import BASE, KeptEntry, Run, file_name, is_run
@@ -122,17 +122,14 @@ def callback(
 
     >>> Trainer(model, args, train_dataset=data, callbacks=[callback("run/", task="travel")])  # doctest: +SKIP
     """
-    try:
-        from transformers import TrainerCallback
-    except ImportError:
-        raise InputError('a callback needs transformers: pip install "tunable-magmax[train]"') from None
+    trainer_callback: Any = required("transformers").TrainerCallback
     path = Path(run)
     _refuse_recorded(path, task, replace)
     for place in (data, eval_data):
         if isinstance(place, str | os.PathLike) and not Path(place).exists():
             raise InputError(f"{os.fspath(place)} does not exist: give the data of {task}")
 
-    class RecordTask(TrainerCallback):
+    class RecordTask(trainer_callback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if not state.is_world_process_zero:
                 return

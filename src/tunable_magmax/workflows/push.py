@@ -11,7 +11,7 @@ from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_fold
 from tunable_magmax.checkpoints.hub import hide_bars_unseen, hub_name, refusal
 from tunable_magmax.checkpoints.safetensors_file import INDEX
 from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, holds_adapter, open_checkpoint
-from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.errors import InputError, StorageError, required, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.runs.run import is_run
 from tunable_magmax.version import __version__
@@ -50,12 +50,9 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     sizes = {file: (folder / file).stat().st_size for file in _files(folder)}
     if options.dry_run:
         return Pushed(str(folder), name.repo, None, None, sizes)
-    try:
-        from huggingface_hub import CommitOperationAdd, HfApi
-    except ImportError:
-        raise InputError('the hub needs huggingface_hub: pip install "tunable-magmax[hub]"') from None
-    api = HfApi(library_name="tunable-magmax", library_version=__version__)
-    added = [CommitOperationAdd(file, str(folder / file)) for file in sizes]
+    hub = required("huggingface_hub")
+    api = hub.HfApi(library_name="tunable-magmax", library_version=__version__)
+    added = [hub.CommitOperationAdd(file, str(folder / file)) for file in sizes]
     try:
         hide_bars_unseen()
         api.create_repo(name.repo, private=options.private or None, exist_ok=True)

@@ -165,7 +165,7 @@ def test_clinc150(tmp_path):
         assert next(iter(benchmark.test.load(benchmark.tasks[0].test))) == "say book_flight 2"
     content["test"].append(["strange", "pay_bil"])
     written(tmp_path / "data_full.json", json.dumps(content))
-    with pytest.raises(InputError, match=r"1 labels are outside the 2 classes of .*'pay_bil' \(did you mean"):
+    with pytest.raises(InputError, match=r"labels that are outside .*: 'pay_bil' \(did you mean"):
         opened(tmp_path, name="clinc150", data=".", tasks=2)
 
 

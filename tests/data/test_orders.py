@@ -80,7 +80,7 @@ def test_files_of_orders(tmp_path):
     for says, benchmark, value in [
         ("'D' of images, but images has A, B", "images", {"name": "D"}),
         ("'A' of texts", "texts", {}),
-        ("no class is 3", "images", {"classes": ("ant", "bee", "cat")}),
+        ("none is: .3.", "images", {"classes": ("ant", "bee", "cat")}),
         (r"text\.json", "images", {"file": "text.json"}),
         (r"none\.json does not exist", "images", {"file": "none.json"}),
     ]:

@@ -131,7 +131,7 @@ def test_tasks_that_share_classes_are_left_out(tmp_path):
     (tmp_path / "site.csv").write_text("text,label\na,cat\nb,dog\nc,dog\n")
     samples, tasks = open_samples(tmp_path / "site.csv"), {"photo": ("cat", "dog"), "sketch": ("dog", "cat")}
     assert label_samples(samples, ["cat", "dog"], tasks).tasks == {}
-    with pytest.raises(InputError, match="1 classes of the tasks are no class of the head: 'cow'"):
+    with pytest.raises(InputError, match="'cow'"):
         label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tunable_magmax.config import gather, refuse
 from tunable_magmax.data.data_sets import DATA_SETS, DataSet
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
-from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.samples import Kind, Samples, places_of
 from tunable_magmax.data.splits import held_out
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -124,16 +124,8 @@ def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Sample
                 f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
                 "choose another name or other data"
             )
-    place = {name: k for k, name in enumerate(train.classes)}
-    names = test.label_names()
-    unknown = sorted(set(names) - set(place))
-    if unknown:
-        shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, train.classes)}")
-        raise InputError(
-            f"{test.origin}: {len(unknown)} labels are outside the {len(place)} classes of {train.origin}: {shown}; "
-            "correct them, or add training samples"
-        )
-    return replace(test, classes=train.classes, labels=tuple(place[name] for name in names))
+    complaint = f"{test.origin}: correct labels that are outside the classes of {train.origin}, or add training samples"
+    return replace(test, classes=train.classes, labels=tuple(places_of(test.label_names(), train.classes, complaint)))
 
 
 def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:

@@ -12,8 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, Seed, Text
+from tunable_magmax.data.samples import places_of
 from tunable_magmax.data.splits import shuffled
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 
 Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
@@ -77,13 +78,8 @@ def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -
 
 def class_indices(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
     """Returns class names or indices as indices; each must be known, and may be named once."""
-    place: dict[Item, int] = dict(zip(range(len(names)), range(len(names)), strict=True))
-    place |= {name: k for k, name in enumerate(names)}
-    unknown = [item for item in items if item not in place]
-    if unknown:
-        shown = some_of(unknown, show=lambda item: f"{item!r}{closest(str(item), names)}")
-        raise InputError(f"{origin}: no class is {shown}; there are {len(names)}, indices count from 0")
-    indices = [place[item] for item in items]
+    named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else str(item) for item in items]
+    indices = places_of(named, names, f"{origin}: of {len(names)} classes, which count from 0, none is")
     twice = [names[index] for index, count in Counter(indices).items() if count > 1]
     if twice:
         raise InputError(f"{origin}: {some_of(twice, show=repr)} named twice")

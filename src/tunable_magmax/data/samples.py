@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, closest, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
 MOST_DIGITS = 18
@@ -138,6 +138,19 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     classes = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
     place = {name: k for k, name in enumerate(classes)}
     return tuple(classes), tuple(place[label] for label in labels)
+
+
+def places_of(names: Sequence[str], known: Sequence[str], complaint: str) -> list[int]:
+    """Returns where names are in a list; an error begins with the complaint and ends with those that are not there.
+
+    >>> places_of(["dog", "cat"], ["cat", "dog"], "no classes")
+    [1, 0]
+    """
+    place = {name: k for k, name in enumerate(known)}
+    unknown = [name for name in dict.fromkeys(names) if name not in place]
+    if unknown:
+        raise InputError(f"{complaint}: {some_of(unknown, show=lambda name: f'{name!r}{closest(name, known)}')}")
+    return [place[name] for name in names]
 
 
 def by_name(

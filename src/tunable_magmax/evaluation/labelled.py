@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
-from tunable_magmax.data.samples import Samples, by_name
+from tunable_magmax.data.samples import Samples, by_name, places_of
 from tunable_magmax.data.splits import limited
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
@@ -135,12 +135,5 @@ def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal
 
 def task_indices(tasks: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Returns the classes of each task as indices; one that the head lacks is an error."""
-    place = {name: index for index, name in enumerate(classes)}
-    missing = list(dict.fromkeys(name for names in tasks.values() for name in names if name not in place))
-    if missing:
-        shown = some_of(missing, show=lambda name: f"{name!r}{closest(name, classes)}")
-        raise InputError(
-            f"{len(missing)} classes of the tasks are no class of the head: {shown}; "
-            "give the head that belongs to these tasks"
-        )
-    return {task: tuple(place[name] for name in names) for task, names in tasks.items()}
+    complaint = "give the head that belongs to these tasks; this one lacks classes"
+    return {task: tuple(places_of(names, classes, complaint)) for task, names in tasks.items()}

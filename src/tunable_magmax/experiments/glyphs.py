@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError, closest, required, some_of
+from tunable_magmax.data.samples import Samples, places_of
+from tunable_magmax.errors import InputError, required
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold")
 # Characters that all fonts hold and that look different in each: five of a script in turn, for the benchmark, and
@@ -208,10 +208,7 @@ def _matrix(most: Distortion, turn: float, shear: float, zoom: float, right: flo
 def clean_glyphs(classes: Sequence[str]) -> list[list[Any]]:
     """Draws clean pictures of each class: one in each font, dark on light."""
     known = {name: (alphabet, k) for alphabet in alphabets() for k, name in enumerate(alphabet.names)}
-    unknown = [name for name in classes if name not in known]
-    if unknown:
-        shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, list(known))}")
-        raise InputError(f"{len(unknown)} of the classes are no glyphs, so they cannot be drawn: {shown}")
+    places_of(classes, list(known), "some classes are no glyphs, so they cannot be drawn")
     return [[clean(alphabet, k, font) for font in range(len(FONTS))] for alphabet, k in (known[c] for c in classes)]
 
 

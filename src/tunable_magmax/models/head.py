@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.safetensors_file import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.data.arrays import Floats, as_numpy, unit_rows
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.data.samples import places_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_inputs
@@ -91,14 +92,7 @@ class Head(Linear):
         array([[0., 1.]], dtype=float32)
         """
         names = require_class_names(classes)
-        missing = [name for name in names if name not in self.classes]
-        if missing:
-            named = some_of(missing, show=lambda name: f"{name!r}{closest(name, self.classes)}")
-            raise InputError(
-                f"the head lacks {len(missing)} of {len(names)} classes: {named}. It has {len(self.classes)}, "
-                f"such as {some_of(self.classes, show=repr)}; give a head whose class names are the data's"
-            )
-        kept = [self.classes.index(name) for name in names]
+        kept = places_of(names, self.classes, "give a head whose class names are the data's; this one lacks")
         return Head.of(self.weight[kept], names, 1.0, self.bias[kept], self.builtin)
 
     def logits(self, features: NDArray[Any]) -> Floats:

@@ -104,7 +104,8 @@ def memory_samples(
 
 def is_one_input(value: Any) -> bool:
     """Says whether a value is a single input, not several of them."""
-    return isinstance(value, str | os.PathLike) or _is_picture(value) or (_is_array(value) and value.ndim in (2, 3))
+    pixels = isinstance(value, np.ndarray) and value.dtype.kind not in "OU" and value.ndim in (2, 3)
+    return isinstance(value, str | os.PathLike) or _is_picture(value) or pixels
 
 
 def class_names_of(data: Any) -> tuple[str, ...]:
@@ -187,20 +188,14 @@ def _label(label: Any, position: int) -> str | int:
 
 
 def _kind(value: Any) -> Kind:
-    named = isinstance(value, Path) or (isinstance(value, str) and _names_image(value) and Path(value).is_file())
+    named = isinstance(value, Path)
+    if isinstance(value, str):
+        named = Path(value).suffix.lower() in IMAGE_SUFFIXES and Path(value).is_file()
     return "image" if named or _is_picture(value) or hasattr(value, "shape") else "text"
-
-
-def _names_image(value: str | Path) -> bool:
-    return Path(value).suffix.lower() in IMAGE_SUFFIXES
 
 
 def _is_picture(value: Any) -> bool:
     return hasattr(value, "convert") and hasattr(value, "tobytes")
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind not in "OU"
 
 
 def _read(value: Any, kind: Kind, position: int, processor: Any) -> Any:

@@ -145,7 +145,8 @@ def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> 
         content = _read_json(path)
         table = _rows(origin, enumerate(content if split is None else content[split], 1), "item")
     else:
-        lines = list(_lines(path))
+        # Not splitlines: a text may hold characters that Python takes for the end of a line, such as U+2028.
+        lines = [(k, line.strip()) for k, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
         if suffix == ".txt":
             table = Table.in_memory(origin, {LINES: [line for _, line in lines]})
         else:
@@ -204,12 +205,6 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: line {line} is not UTF-8 text ({error.reason}): save the file as UTF-8") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines that are not empty, with their numbers."""
-    # Not splitlines: a text may hold characters that Python takes for the end of a line, such as U+2028.
-    yield from ((k, line.strip()) for k, line in enumerate(_text(path).split("\n"), 1) if line.strip())
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:

@@ -80,10 +80,15 @@ def train_task(
             if not gpu:
                 torch.manual_seed(derived_seed(seed, "step", task, step))
             optimiser.param_groups[0]["lr"] = learning_rate(step, steps, options.lr, options.warmup_steps(steps))
-            batch = _batch(inputs, order[chosen], numbers[chosen], options)
+            rows = order[chosen]
+            if inputs.kind == "text" or options.augment == "none":
+                batch = inputs.batch(rows)
+            else:
+                pixels = augment(inputs.pixels(rows), numbers[chosen], options.augment, options.pad)
+                batch = inputs.normalise(pixels)
             with torch.autocast(inputs.device.type, torch.bfloat16, enabled=reduced):
                 embedded = learner.embed(batch)
-            error = functional.cross_entropy(learner.score(embedded.float()), targets[order[chosen]])
+            error = functional.cross_entropy(learner.score(embedded.float()), targets[rows])
             optimiser.zero_grad()
             error.backward()  # type: ignore[no-untyped-call]
             if options.clip is not None:
@@ -143,12 +148,6 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
 
 
 # -- augmentation -----------------------------------------------------------------------------------------------------
-
-
-def _batch(inputs: Prepared, rows: Tensor, numbers: Tensor, options: Optimisation) -> Batch:
-    if inputs.kind == "text" or options.augment == "none":
-        return inputs.batch(rows)
-    return inputs.normalise(augment(inputs.pixels(rows), numbers, options.augment, options.pad))
 
 
 def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Tensor:

@@ -130,8 +130,22 @@ def prepare(
         if progress is not None:
             progress("reading", len(kept) + len(failed), len(wanted))
     warn_unreadable(samples.origin, failed, len(wanted))
+    if samples.kind == "text":  # padded to the longest, as the tokenizer does
+        longest = max(part["input_ids"].shape[1] for part in parts)
+        filler = {"input_ids": int(getattr(encoder.tokenizer, "pad_token_id", None) or 0)}
+        pad = torch.nn.functional.pad
+        parts = [
+            {name: pad(values, (0, longest - values.shape[1]), value=filler.get(name, 0)) for name, values in p.items()}
+            for p in parts
+        ]
+    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
-    return _prepared(encoder, samples.kind, parts, kept, labels, len(failed))
+    device = encoder.device
+    if device.type == "cuda":  # if there is no room, pinned memory, from which copies are fast
+        fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
+        inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
+    placed = None if labels is None else labels.to(device)
+    return Prepared(samples.kind, tuple(kept), placed, inputs, device, encoder.normalise, len(failed))
 
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
@@ -139,8 +153,8 @@ def embed_inputs(encoder: Encoder, inputs: Sequence[Any], batch: int | None = No
     if not len(inputs):
         return np.zeros((0, encoder.dim), np.float32)
     kind: Kind = "text" if isinstance(inputs[0], str) else "image"
-    parts = [_decode(encoder, inputs[k : k + INPUTS_AT_ONCE], kind) for k in range(0, len(inputs), INPUTS_AT_ONCE)]
-    return embed_prepared(encoder, _prepared(encoder, kind, parts, range(len(inputs)), None), batch)
+    samples = Samples("the inputs", kind, len(inputs), lambda wanted: (inputs[position] for position in wanted))
+    return embed_prepared(encoder, prepare(encoder, samples), batch)
 
 
 def embed_prepared(
@@ -245,33 +259,3 @@ def _decode(encoder: Encoder, inputs: Sequence[Any], kind: Kind) -> dict[str, Te
     if kind == "image":
         return {"pixels": encoder.decode_images(inputs)}
     return {name: values.cpu() for name, values in encoder.prepare_texts(inputs).items()}
-
-
-def _prepared(
-    encoder: Encoder,
-    kind: Kind,
-    parts: Sequence[dict[str, Tensor]],
-    positions: Sequence[int],
-    labels: Tensor | None,
-    failed: int = 0,
-) -> Prepared:
-    """Joins chunks of inputs; texts are padded to the longest, as the tokenizer does."""
-    import torch
-
-    if kind == "text":
-        longest = max(part["input_ids"].shape[1] for part in parts)
-        filler = {"input_ids": int(getattr(encoder.tokenizer, "pad_token_id", None) or 0)}
-        pad = torch.nn.functional.pad
-        parts = [
-            {name: pad(values, (0, longest - values.shape[1]), value=filler.get(name, 0)) for name, values in p.items()}
-            for p in parts
-        ]
-    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    device = encoder.device
-    if device.type == "cuda" and not any(
-        table.is_cuda for table in inputs.values()
-    ):  # if there is no room, pinned memory, from which copies are fast
-        fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
-        inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
-    placed = None if labels is None else labels.to(device)
-    return Prepared(kind, tuple(positions), placed, inputs, device, encoder.normalise, failed)

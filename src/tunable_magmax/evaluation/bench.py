@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ class SiteFacts:
         return SiteFacts(self.weights, self.shares, moved=False)
 
 
-class Bench:
+class Bench(AbstractContextManager["Bench"]):
     """The models of a run in memory. A context manager; may be used by several threads.
 
     with Bench(run) as bench:
@@ -153,9 +154,6 @@ class Bench:
         self._moves: dict[tuple[Any, ...], tuple[Floats, Floats]] = {}
         self.embedded = 0
         """Forward passes so far, in samples."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
 from tunable_magmax.checkpoints.companions import ModelConfig
@@ -76,7 +77,7 @@ class MergeSpec:
 BASE = MergeSpec(checkpoint=0)
 
 
-class RunModels:
+class RunModels(AbstractContextManager["RunModels"]):
     """Base and tasks, and merges of them, as tensors by name. A context manager.
 
     Checkpoints are read once, when the first merge is made, and task vectors compared once; a model then costs a merge.
@@ -106,9 +107,6 @@ class RunModels:
         self._device, self._patterns, self._builtin = device, (include, exclude), builtin
         self.labels = merged_labels(base, tasks) if builtin else None
         """The labels of the classifier that the models have themselves; None: they have none, or it is left out."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.companions import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.models.encoder import Encoder, input_tools, probe_batch
+from tunable_magmax.models.encoder import Encoder, input_tools
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
@@ -203,10 +203,14 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
     def catcher(name: str) -> Any:
         return lambda layer, inputs, output: caught.update({name: output})
 
+    if encoder.image_processor is None:
+        probe: Any = encoder.prepare_texts(["a text"])
+    else:
+        probe = encoder.prepare_images([required("PIL.Image").new("RGB", (32, 32), (127, 127, 127))])
     handles = [layers[name].register_forward_hook(catcher(name)) for name in named]
     try:
         with encoder.evaluating(), torch.inference_mode():
-            logits = encoder.pool(probe_batch(encoder))
+            logits = encoder.pool(probe)
     finally:
         for handle in handles:
             handle.remove()

@@ -242,15 +242,6 @@ def _family(module: Any) -> str:
     return str(module.config.model_type)
 
 
-def probe_batch(encoder: Encoder) -> Tensor | dict[str, Tensor]:
-    """Returns a prepared input, on which to see what a forward pass does."""
-    if encoder.image_processor is None:
-        return encoder.prepare_texts(["a text"])
-    from PIL import Image
-
-    return encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
-
-
 def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """Puts the tensors of a checkpoint into an encoder's module.
 

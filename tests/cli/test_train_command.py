@@ -106,7 +106,7 @@ def test_all_problems_of_a_file_at_once(tmx, tmp_path):
         ("{root}/run.yaml --set model=./none", "none does not exist: give a checkpoint"),
         ("{root}/run.yaml --set train.freeze=[nothing.*]", "patterns of what to freeze must match a parameter"),
         ("{root}/run.yaml --set head.source=text", "no text tower"),
-        ("{root}/run.yaml --set benchmark.data=none", "does not exist; 'data' says where the data lies"),
+        ("{root}/run.yaml --set benchmark.data=none", "does not exist: give a folder of images"),
         ("{root}/run.yaml -o {root}/images", "images exists and is no training run; choose another directory with -o"),
         ("{root}/run.yaml --device tpu9", "device 'tpu9' cannot be used"),
     ],

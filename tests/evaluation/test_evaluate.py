@@ -96,7 +96,7 @@ def test_a_limit_is_a_fixed_draw(image_run, site):
     assert positions(99) == positions(None) == tuple(range(14))
     found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, max_samples=6))
     assert found.accuracy.overall.samples == 6
-    with pytest.raises(InputError, match="the limit is 0"):
+    with pytest.raises(InputError, match="of which 0 are to be used"):
         positions(0)
 
 

@@ -73,6 +73,8 @@ def find_splits(path: Path) -> dict[str, list[Path]]:
     A JSON file has the splits of its object; a folder has the tables whose names begin with train, test, val or
     validation (train.csv, test-00000-of-00001.parquet), or the folders of these names, or all its parquet files.
     """
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
     if path.is_file():
         return {name: [path] for name in (json_splits(path) if path.suffix.lower() == ".json" else ())}
     known = (TRAIN, *TEST_NAMES)
@@ -91,8 +93,6 @@ def find_splits(path: Path) -> dict[str, list[Path]]:
 
 
 def _open(path: Path, split: str | None) -> Table | Samples:
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
     if path.is_file() and path.suffix.lower() not in DATA_SUFFIXES:
         known = ", ".join(sorted(DATA_SUFFIXES))
         raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")

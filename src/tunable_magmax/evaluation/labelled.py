@@ -55,11 +55,7 @@ class Labelled:
 
     def draw(self, limit: int | None) -> Labelled:
         """Draws at most `limit` samples, always the same; returns all if there is no limit or there are fewer."""
-        if limit is None or limit >= len(self):
-            return self
-        if limit < 1:
-            raise InputError(f"the limit is {limit}, expected at least 1 sample")
-        return self.take(choose_rows(len(self), limit, 0))
+        return self if limit is None or limit >= len(self) else self.take(choose_rows(len(self), limit, 0))
 
     def draw_evenly(self, limit: int) -> Labelled:
         """Draws at most `limit` samples, as many of one task as of another where each has enough."""

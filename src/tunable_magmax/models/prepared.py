@@ -173,8 +173,6 @@ def embed_prepared(
     """
     device = encoder.device
     size = (CPU_BATCH if device.type == "cpu" else DEVICE_BATCH) if batch is None else batch
-    if size < 1:
-        raise InputError(f"the batch is {size}, expected at least 1")
     order = prepared.by_length()
     parts: list[NDArray[np.float32]] = []
     done = 0

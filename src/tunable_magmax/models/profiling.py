@@ -22,7 +22,6 @@ def make_profile(
     base: Encoder,
     rows: int = ROWS,
     seed: int = 0,
-    batch: int | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Makes the profile of a task from its data; `rows` seeded samples are embedded, by the base, too.
@@ -36,7 +35,7 @@ def make_profile(
     left = [label for position, label in enumerate(all_labels) if position not in unreadable]
     labels = np.array([all_labels[position] for position in prepared.positions])
     counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
-    by_base, features = (embed_prepared(each, prepared, batch, progress=progress) for each in (base, encoder))
+    by_base, features = (embed_prepared(each, prepared, progress=progress) for each in (base, encoder))
     return Profile(task, samples.classes, counts, len(left), features, encoder.digest, base.digest, by_base, labels)
 
 

@@ -155,11 +155,5 @@ def test_names():
     assert hub_name("a/b") is not None
     for text in ("a", "a/b/c", "../b", "/a/b", "a/b.safetensors", "a/merge.yml", "a b/c", "", "-a/b"):
         assert hub_name(text) is None
-    assert needed_files(["pytorch_model.bin", "config.json", "x/model.safetensors", "a.py"]) == [
-        "pytorch_model.bin",
-        "config.json",
-    ]
-    assert needed_files(["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"]) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
+    assert needed_files(["pytorch_model.bin", "x/model.safetensors", "a.py"]) == ["pytorch_model.bin"]
+    assert needed_files(["adapter_model.safetensors", "adapter_model.bin"]) == ["adapter_model.safetensors"]

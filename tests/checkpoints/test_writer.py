@@ -308,28 +308,6 @@ def test_a_commit_that_fails_leaves_the_old_output_or_the_new_one(
     assert files(tmp_path) == expected(out, b"n")
 
 
-# Storage that fails
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    out = tmp_path / "out"
-    real = os.write
-
-    def fail(descriptor: int, content: bytes) -> int:
-        raise OSError(number, os.strerror(number))
-
-    with Output(out) as output:
-        output.write_shard(SHARDS[0], [data(SHARDS[0])])
-        monkeypatch.setattr(os, "write", fail)
-        with pytest.raises(StorageError, match=rf"{SHARDS[1].name}: .*{os.strerror(number)}"):
-            output.write_shard(SHARDS[1], [data(SHARDS[1])])
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(os, "write", real)
-    write(out)
-    assert files(tmp_path) == expected(out)
-
-
 # Places that are refused
 
 

@@ -22,15 +22,6 @@ decimals = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 weights = st.lists(st.one_of(WEIGHTS, decimals, st.integers(0, 9)), min_size=1, max_size=80).filter(any)
 
 
-def test_examples():
-    assert budget([0.1, 0.9], 10) == [1, 9]
-    assert budget([0.1, 0.2, 0.7], 10) == [1, 2, 7]
-    assert budget([1, 1, 1], 11) == [4, 4, 3]
-    assert budget([3, 1], 8) == [6, 2]
-    assert budget([5], 7) == [7]
-    assert budget([2, 1], 0) == [0, 0]
-
-
 def test_exact_where_float64_is_not():
     # 0.1 * 10^12 and friends land on the wrong side of an integer in binary, or lose their last digits in float32.
     assert budget([0.1, 0.2, 0.7], 10**12) == [10**11, 2 * 10**11, 7 * 10**11]

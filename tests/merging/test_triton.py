@@ -26,6 +26,8 @@ CASES: list[dict[str, Any]] = [
     {"method": "average", "weights": WEIGHTS},
     {"method": "task_arithmetic", "scale": 0.3},
     {"method": "ties", "density": 0.4},
+    {"method": "ties", "density": 0.613, "scope": "tensor", "normalize": True, "weights": WEIGHTS},
+    {"method": "last_task"},
     {"method": "random_mix", "weights": WEIGHTS, "scale": 0.3},
 ]
 

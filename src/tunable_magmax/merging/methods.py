@@ -95,7 +95,7 @@ class Method:
         """Returns the tasks (from 0) whose values `combine` reads of a tensor of this size; it may get no others."""
         return range(self.tasks)
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
         return kernels.apply(chunk, self.vector, out)
 
@@ -107,10 +107,9 @@ class Method:
         planes: Planes | None,
         outs: Sequence[Tensor],
     ) -> list[Counts]:
-        """Combines chunks, each of its own tensor: for methods whose operation takes them together."""
+        """Combines chunks, each of its own tensor: for methods whose operation takes them together, or needs planes."""
         return [
-            self.combine(kernels, chunk, tensor, planes, out)
-            for chunk, tensor, out in zip(chunks, tensors, outs, strict=True)
+            self.combine(kernels, chunk, tensor, out) for chunk, tensor, out in zip(chunks, tensors, outs, strict=True)
         ]
 
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -224,7 +223,7 @@ class Magmax(Method):
 
     owns = True
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         return kernels.largest(chunk, out)
 
 
@@ -236,7 +235,7 @@ class LastTask(Method):
     def tasks_read(self, size: int) -> Sequence[int]:
         return [self.tasks - 1]
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         return kernels.single(chunk, self.tasks - 1, out)
 
 
@@ -248,7 +247,7 @@ class TaskArithmetic(Method):
     def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, factor in enumerate(self.factors()) if factor]
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         kept = [(t, factor) for t, factor in enumerate(self.factors()) if factor]
         kernels.weighted_sum(chunk, [t for t, _ in kept], [factor for _, factor in kept], out)
         return None
@@ -281,7 +280,7 @@ class RandomMix(Method):
     def tasks_read(self, size: int) -> Sequence[int]:
         return self.drawn
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         lottery_state = lottery.lottery_state(self.options.seed, lottery.RANDOM_MIX, 0)
         return kernels.draw(chunk, self.drawn, self.tops, lottery_state, out)
 
@@ -312,7 +311,7 @@ class Ties(Method):
         cuts = merged.largest(self.voters, _numbers(groups), wanted, self.options.seed)
         self._cuts = {place.tensor: own for group, own in zip(groups, cuts, strict=True) for place in group}
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         factors = [self.factors()[t] for t in self.voters]
         shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
         states = [lottery.lottery_state(self.options.seed, lottery.TIES_CUT, t + 1) for t in self.voters]

@@ -72,7 +72,7 @@ def test_a_step_rounds_twice_and_says_whether_all_is_finite(scale: float, finite
     generator = torch.Generator().manual_seed(0)
     base, tau = (torch.randn(3000, generator=generator) * 10 for _ in range(2))
     out = torch.empty(3000)
-    assert triton_ops.TritonKernels(CPU).step_all([base], [tau], scale, [out]) == [finite]
+    assert triton_ops.TritonKernels(CPU).step([base], [tau], scale, [out]) == [finite]
     assert torch.equal(out, base + tau * torch.tensor(scale))
 
 

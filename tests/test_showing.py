@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import tunable_magmax as tmx
-from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
 
 
 def merged_of(tasks, tensors=50):

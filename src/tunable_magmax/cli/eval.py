@@ -13,8 +13,7 @@ from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import EvalOptions
 
 if TYPE_CHECKING:
-    from tunable_magmax.evaluation.accuracy import Accuracy, Share
-    from tunable_magmax.evaluation.metrics import AccuracyMatrix
+    from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix, Share
     from tunable_magmax.workflows.evaluate import Evaluation
 
 INTERVAL = "95% interval"

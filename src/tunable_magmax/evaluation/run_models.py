@@ -11,14 +11,13 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
 from tunable_magmax.checkpoints.companions import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.methods import method_class, read_options
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_encoder, builtin_labels
-from tunable_magmax.models.state import adapted_tensors, read_tensors, tensors_digest
+from tunable_magmax.models.state import read_tensors, tensors_digest, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,12 +130,7 @@ class RunModels(AbstractContextManager["RunModels"]):
             heads = inputs.heads
             made = () if heads is None or self._builtin else heads.made
             for opened in inputs.checkpoints:
-                if isinstance(opened, Checkpoint):
-                    state = {name: read_tensor(opened, name) for name in opened.tensors if name not in made}
-                else:
-                    state = states[0] | adapted_tensors(opened, states[0])
-                state |= {alias: state[kept] for alias, kept in opened.aliases.items() if kept in state}
-                states.append(self._placed(state))
+                states.append(self._placed(tensors_of(opened, states[0] if states else {}, made)))
                 if self.progress is not None:
                     self.progress("loading", len(states), len(self.paths))
             config = ModelConfig.of(base)

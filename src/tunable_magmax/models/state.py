@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.checkpoints.checkpoint import read_tensor
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
@@ -38,18 +38,16 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 def read_state(path: str | Path, base: str | Path | None = None) -> tuple[dict[str, Tensor], str]:
     """Reads all tensors of a checkpoint, or of an adapter on `base`, tied names included; and their digest."""
     state, aliases = _read(Path(path), base)
-    digest = tensors_digest(state)
-    return state | {alias: state[kept] for alias, kept in aliases.items()}, digest
+    return state, tensors_digest({name: tensor for name, tensor in state.items() if name not in aliases})
 
 
 def read_tensors(path: str | Path, base: str | Path | None = None) -> dict[str, Tensor]:
     """Reads all tensors of a checkpoint, or of an adapter on `base`, tied names included."""
-    state, aliases = _read(Path(path), base)
-    return state | {alias: state[kept] for alias, kept in aliases.items()}
+    return _read(Path(path), base)[0]
 
 
 def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Returns the stored tensors, and the names that are tied to one of these."""
+    """Returns the tensors, and the names that are tied to one of these."""
     adapted = holds_adapter(path)
     if adapted and base is None:
         raise InputError(f"{path} is a LoRA adapter, which has no values without its base: {as_checkpoint(path)}")
@@ -59,16 +57,27 @@ def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mappi
             raise InputError(
                 f"{opened.path}: {odd.name!r} has type {odd.dtype}, which torch cannot compute in; convert it"
             )
-        state = {name: read_tensor(opened, name) for name in opened.tensors}
+        state = tensors_of(opened)
         if adapted:
             from tunable_magmax.checkpoints.adapter import Adapter
 
             with Adapter(path, Signature(opened.tensors, opened.aliases)) as adapter:
-                state |= adapted_tensors(adapter, state)
+                state = tensors_of(adapter, state)
         return state, opened.aliases
 
 
-def adapted_tensors(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_of(
+    opened: Checkpoint | Adapter, base: Mapping[str, Tensor] = {}, without: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Returns the tensors of an open checkpoint, or of an adapter on those of its base; tied names included."""
+    if isinstance(opened, Checkpoint):
+        state = {name: read_tensor(opened, name) for name in opened.tensors if name not in without}
+    else:
+        state = {**base, **_adapted(opened, base)}
+    return state | {alias: state[kept] for alias, kept in opened.aliases.items() if kept in state}
+
+
+def _adapted(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors that an adapter changes: base + scaling * B @ A, or what it holds in the base's place."""
     found = {}
     for name, part in adapter.parts.items():

@@ -220,7 +220,7 @@ def test_heads_that_do_not_fit(tmp_path):
 def test_data_of_the_other_kind(tmp_path, kind, other):
     data = {"texts": toy.texts, "images": toy.images}[other](tmp_path / "other")
     said = bad(tmp_path, kind=kind, benchmark={"name": other, "data": str(data)})
-    assert f"holds {other}, which {tmp_path / kind}" in said
+    assert str(tmp_path / kind) in said
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):

@@ -150,36 +150,25 @@ def _base_and_head(
     """Returns base and head, if there is one: made once, the base last, then read back from the run directory."""
     if not run.base.exists():
         with tempfile.TemporaryDirectory() as scratch:
-            encoder = _load_base(config, benchmark, Path(scratch), device, progress)
-            if config.head.source == BUILTIN:
-                _new_classifier(encoder, ["any"], 0)  # one that does not fit is reported before anything is written
+            model: str | Path = config.model
+            if model == GLYPHS:
+                glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
+                model = glyph_base(scratch, seed=config.seed, progress=progress)
+            encoder = load_encoder(model, device)
+            builtin = config.head.source == BUILTIN
+            head = None if builtin else _make_head(config, encoder, benchmark, progress)
+            encoder = encoder if builtin else image_tower(encoder)
+            # What does not fit is told before anything is written.
+            if (encoder.tokenizer if benchmark.kind == "text" else encoder.image_processor) is None:
+                raise InputError(f"{benchmark.name} holds {benchmark.kind}s, which {model} does not learn to encode")
+            if head is None:
+                _new_classifier(encoder, ["any"], 0)
             else:
-                head = _make_head(config, encoder, benchmark, progress)
-                encoder = image_tower(encoder)
                 trainable(encoder, config.train.freeze)
                 assert run.head is not None
                 save_head(head, run.head)
             save_encoder(encoder, run.base)
     return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
-
-
-def _load_base(
-    config: TrainConfig, benchmark: Benchmark, scratch: Path, device: str | None, progress: Progress | None
-) -> Encoder:
-    """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
-    if config.model == GLYPHS:
-        glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
-        encoder = load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
-    else:
-        encoder = load_encoder(config.model, device)
-    texts = encoder.tokenizer is not None and not encoder.is_whole
-    if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
-        wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"
-        raise InputError(
-            f"{benchmark.name} holds {benchmark.kind}s, which {encoder.path} ({encoder.family}) does not learn to "
-            f"encode: choose {wanted}"
-        )
-    return encoder
 
 
 def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progress: Progress | None) -> Head:

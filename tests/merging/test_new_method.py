@@ -45,7 +45,7 @@ class Median(Method):
 class Middle(Method):
     """The mean of the first and the last task vector, by an operation of the kernels."""
 
-    def combine(self, kernels: Any, chunk: Any, tensor: int, planes: Any, out: Any) -> None:
+    def combine(self, kernels: Any, chunk: Any, tensor: int, out: Any) -> None:
         kernels.weighted_sum(chunk, [0, self.tasks - 1], [0.5, 0.5], out)
 
 

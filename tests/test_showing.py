@@ -75,7 +75,7 @@ def test_a_merge_of_modules_becomes_a_model():
 def test_a_merge_of_dicts_needs_a_module():
     base, task = nn.Linear(2, 2), nn.Linear(2, 2)
     merged = tmx.merge_state_dicts(base.state_dict(), [task.state_dict()], scale=1)
-    with pytest.raises(tmx.InputError, match=r"merged.to_model\(module\)"):
+    with pytest.raises(tmx.InputError, match="give a module"):
         merged.to_model()
     assert torch.equal(merged.to_model(base).weight, merged.state_dict["weight"])
     with pytest.raises(tmx.InputError, match="unlike what was merged: 'bias'"):

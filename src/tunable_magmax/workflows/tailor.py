@@ -307,7 +307,7 @@ def _write(
     """Merges into `out`, with head, preference and record beside the weights."""
 
     def files(folder: Path, report: Any) -> AddedFiles:
-        made = record.with_scale(report.scale)
+        made = replace(record, merge=replace(record.merge, scale=float(report.scale)))
         content = {PREFERENCE: decision.preference.to_json().encode(), RECORD: made.to_json().encode()}
         if decision.file is not None:
             content[HEAD] = head_bytes(decision.file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,16 @@ HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 4
 SHOWN, LEAST_SHOWN = 5, 0.01
 """So many tasks are named, those of largest weight, if they have at least so much."""
-LONGEST_NAME = 40
+
+
+HOW_TO_USE = """To use it: `tmx predict THIS_FOLDER photo.jpg`, or
+
+```python
+import tunable_magmax as tmx
+
+tmx.load_classifier("THIS_FOLDER").predict(inputs)
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -100,10 +109,6 @@ class TailorRecord:
         """Returns the file's text; equal records are equal bytes."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
-    def with_scale(self, scale: float) -> TailorRecord:
-        """Returns the record with the number that the merge's scale was."""
-        return replace(self, merge=replace(self.merge, scale=float(scale)))
-
 
 # -- in words ---------------------------------------------------------------------------------------------------------
 
@@ -111,13 +116,14 @@ class TailorRecord:
 def record_lines(record: TailorRecord) -> Iterator[tuple[str, str, str]]:
     """Yields title, result and reason of mixture, merge, head and evidence: for the terminal and the card."""
     found, merge, head = record.mixture, record.merge, record.head
-    error = "" if found.expected_error is None else f"expected error of these weights {found.expected_error:.2f}; "
     whence = "" if found.samples is None else f"from {plural(found.samples, 'sample')} "
+    error = "" if found.expected_error is None else f"expected error of these weights {found.expected_error:.2f}; "
     matter = f"effective number of tasks {found.effective_tasks:.2f}"
     yield "mixture", _weights(found), f"{whence}by {found.method}; {error}{matter}"
-    as_it_is = f"the {'base' if merge.scale == 0 else 'last checkpoint'} as it is"
-    by_method = f"{merge.method}, scale {merge.shown_scale}"
-    yield "merge", as_it_is if merge.method == "last_task" else by_method, merge.why
+    made = f"{merge.method}, scale {merge.shown_scale}"
+    if merge.method == "last_task":
+        made = f"the {'base' if merge.scale == 0 else 'last checkpoint'} as it is"
+    yield "merge", made, merge.why
     if head.kind == "fitted":
         parts = [(head.kept, "kept"), (head.labelled, "labelled"), (head.profiles, "profile")]
         rows = " + ".join(f"{count:,} {name}" for count, name in parts if count)
@@ -130,8 +136,8 @@ def record_lines(record: TailorRecord) -> Iterator[tuple[str, str, str]]:
         titles = {"base": "base", "last": "last checkpoint"}
         others = "".join(f"   {titles[n]} {record.expected[n][0]:.0%}" for n in titles if n in record.expected)
         flatters = "; on kept samples that were trained on, so the truth may be lower" if head.trained_on else ""
-        shares = f"{own[0]:.0%} right [{own[1]:.0%}, {own[2]:.0%}]{others}"
-        yield "expected", shares, f"each with its own fitted head{flatters}"
+        shares = "{:.0%} right [{:.0%}, {:.0%}]".format(*own)
+        yield "expected", f"{shares}{others}", f"each with its own fitted head{flatters}"
     if record.simpler is not None:
         name, used = ("base", 0) if record.simpler == "base" else ("last checkpoint", 1)
         yield "simpler", f"the {name} cannot be told from it", f"--method last_task --scale {used} takes it"
@@ -141,11 +147,8 @@ def _weights(found: MixtureRecord) -> str:
     """Returns the largest weights with their intervals."""
     order = sorted(found.weights, key=lambda name: -found.weights[name])
     shown = [name for name in order[:SHOWN] if name == order[0] or found.weights[name] >= LEAST_SHOWN]
-    parts = []
-    for name in shown:
-        ends = "" if found.intervals is None else " [{:.2f}, {:.2f}]".format(*found.intervals[name])
-        short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
-        parts.append(f"{short} {found.weights[name]:.2f}{ends}")
+    ends = {} if found.intervals is None else {n: " [{:.2f}, {:.2f}]".format(*found.intervals[n]) for n in shown}
+    parts = [f"{name} {found.weights[name]:.2f}{ends.get(name, '')}" for name in shown]
     if left := len(order) - len(shown):
         parts.append(f"{plural(left, 'other')} {max(0.0, 1 - sum(found.weights[name] for name in shown)):.2f}")
     return "   ".join(parts)
@@ -153,18 +156,14 @@ def _weights(found: MixtureRecord) -> str:
 
 def card_section(record: TailorRecord) -> str:
     """Returns the section of the model card: what `record_lines` says, weights, and how to use the model."""
-    lines = ["", "## Tailored to a site", ""]
-    lines += [f"- {title}: {card_cell(result)} ({card_cell(reason)})" for title, result, reason in record_lines(record)]
+    lines = [f"- {title}: {card_cell(result)} ({card_cell(reason)})" for title, result, reason in record_lines(record)]
     lines += [f"- warning: {text}" for text in record.warnings]
     lines += ["", "| task | weight | interval |", "| --- | ---: | --- |"]
     ends = record.mixture.intervals
     for name, weight in record.mixture.weights.items():
         interval = "" if ends is None else "{:.3f} to {:.3f}".format(*ends[name])
         lines.append(f"| {card_cell(name)} | {weight:.4f} | {interval} |")
-    lines += ["", "To use it:", "", "```", "tmx predict THIS_FOLDER photo.jpg", "```", ""]
-    lines += ["```python", "import tunable_magmax as tmx", ""]
-    lines += ['site = tmx.load_classifier("THIS_FOLDER")', "site.predict(inputs)", "```", ""]
-    return "\n".join(lines)
+    return "\n".join(["", "## Tailored to a site", "", *lines, "", HOW_TO_USE])
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
@@ -191,13 +190,10 @@ class Tailored:
         return str(self.out)
 
     def __repr__(self) -> str:
-        merge, again = self.record.merge, ", which was there already" if self.complete else ""
-        weights, count = self.record.mixture.weights, len(self.record.warnings)
-        warned = f"; {plural(count, 'warning')}" if count else ""
-        return (
-            f"Tailored({str(self.out)!r}{again}: {shown_shares(list(weights), list(weights.values()))};\n"
-            f"  merged by {merge.method}, scale {merge.shown_scale}, head {self.record.head.kind}{warned})"
-        )
+        merge, weights = self.record.merge, self.record.mixture.weights
+        shares = shown_shares(list(weights), list(weights.values()))
+        made = f"merged by {merge.method}, scale {merge.shown_scale}, head {self.record.head.kind}"
+        return f"Tailored({str(self.out)!r}: {shares};\n  {made})"
 
     @classmethod
     def read(cls, out: Path, **about: Any) -> Tailored:

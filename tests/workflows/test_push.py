@@ -78,7 +78,7 @@ def test_what_does_not_belong_is_refused_all_at_once(hub, merged, tmx, tmp_path)
     assert result.code == 2
     assert [line.strip(" -") for line in result.err.splitlines()[1:]] == [
         "inner/.env is no part of this model: move it elsewhere",
-        "notes.txt is a link that leads out of the directory: put the file itself there",
+        "notes.txt is a link that leads out of the directory, or no file: put the file itself there",
         "photo.jpg is no part of this model: move it elsewhere",
         "tmx-config.yaml is missing, which tmx-report.json lists",
     ]
@@ -165,9 +165,9 @@ def test_a_push_that_is_stopped_changes_nothing_there(hub, merged, tmx, monkeypa
 
 def test_unfinished_and_misnamed(hub, merged, tmx):
     partial = merged.rename(merged.with_name("out.partial"))
-    assert "is unfinished: run the command that makes it again" in tmx("push", partial, "org/site").err
+    assert "is no finished model" in tmx("push", partial, "org/site").err
     assert "give org/name" in tmx("push", partial, "site").err
-    assert "is no directory" in tmx("push", Path("none"), "org/site").err
+    assert "is no finished model" in tmx("push", Path("none"), "org/site").err
 
 
 def test_a_run_on_the_hub_is_tailored_pushed_and_used_from_there(hub, image_run, tmx, tmp_path, monkeypatch):

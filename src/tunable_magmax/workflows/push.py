@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_fold
 from tunable_magmax.checkpoints.hub import hide_bars_unseen, hub_name, refusal
 from tunable_magmax.checkpoints.safetensors_file import INDEX
 from tunable_magmax.checkpoints.source import ADAPTER_CONFIG, holds_adapter, open_checkpoint
+from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, StorageError, required, some_of
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.runs.run import is_run
@@ -43,16 +44,15 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     nothing private is published by accident; so are pickles, which run code where they are loaded, links that lead out
     of the directory, and unfinished outputs.
     """
-    folder = path
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
     if name is None or "/" not in name.repo or "@" in repo:
         raise InputError(f"{repo!r} is no name for a model on the hub: give org/name")
-    sizes = {file: (folder / file).stat().st_size for file in _files(folder)}
+    sizes = {file: (path / file).stat().st_size for file in _files(path)}
     if options.dry_run:
-        return Pushed(str(folder), name.repo, None, None, sizes)
+        return Pushed(str(path), name.repo, None, None, sizes)
     hub = required("huggingface_hub")
     api = hub.HfApi(library_name="tunable-magmax", library_version=__version__)
-    added = [hub.CommitOperationAdd(file, str(folder / file)) for file in sizes]
+    added = [hub.CommitOperationAdd(file, str(path / file)) for file in sizes]
     try:
         hide_bars_unseen()
         api.create_repo(name.repo, private=options.private or None, exist_ok=True)
@@ -65,71 +65,52 @@ def push_model(path: Path, repo: str, options: PushOptions) -> Pushed:
     # What a failed upload raises differs between versions: errors of requests, of httpx, of the hub itself.
     except Exception as error:
         raise StorageError(
-            f"{folder} could not be uploaded to {name.repo} ({refusal(error)}); what was sent is no part of the model "
+            f"{path} could not be uploaded to {name.repo} ({refusal(error)}); what was sent is no part of the model "
             "before the commit: put that right (`hf auth login` makes you known to the hub) and push again"
         ) from None
-    return Pushed(str(folder), name.repo, f"{api.endpoint}/{name.repo}", made.oid, sizes)
+    return Pushed(str(path), name.repo, f"{api.endpoint}/{name.repo}", made.oid, sizes)
 
 
 def _files(folder: Path) -> list[str]:
     """Returns the names of a model's files; everything that prevents a push is one `InputError`."""
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no directory: give a model's, as tmx merge or tmx tailor writes it")
-    if folder.name.endswith(".partial"):
-        raise InputError(f"{folder} is unfinished: run the command that makes it again, and push its output")
-    if is_run(folder):
-        raise InputError(f"{folder} is a run directory with several models: push one of them")
+    if not folder.is_dir() or is_run(folder) or folder.name.endswith(".partial"):
+        raise InputError(f"{folder} is no finished model: give the directory that tmx merge or tmx tailor wrote")
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
     # What commands of this package write beside weights, also a head that came later than the report.
-    own = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES}
+    own = {INDEX, REPORT, CONFIG, RECORD, PREFERENCE, ADAPTER_CONFIG, *HEAD_FILES}
     problems: list[str] = []
-    if (folder / REPORT).is_file():
-        listed = read_json(folder / REPORT).get("files")
-        in_report = [name for name in listed if is_plain_name(name, depth=2)] if isinstance(listed, dict) else []
-        own.update(in_report)
-        problems += [f"{name} is missing, which {REPORT} lists" for name in in_report if not (folder / name).is_file()]
+    if REPORT in names:
+        listed = read_report(folder).files
+        own.update(name for name in listed if is_plain_name(name, depth=2))
+        problems += [f"{name} is missing, which {REPORT} lists" for name in listed if name not in names]
+    is_adapter = holds_adapter(folder)
     try:
-        if holds_adapter(folder):
-            own.add(ADAPTER_CONFIG)
-            problems += _unknown_base(folder)
-        with open_stored(folder) if holds_adapter(folder) else open_checkpoint(folder) as checkpoint:
+        with open_stored(folder) if is_adapter else open_checkpoint(folder) as checkpoint:
             own.update(file.name for file in checkpoint.files)
     except InputError as error:
         problems.append(str(error))
-    problems = [*_strange(folder, names, own), *problems]
+    if is_adapter:
+        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        if not isinstance(base, str) or hub_name(f"hf://{base}") is None:
+            problems.append(f"base_model_name_or_path is {base!r}, which others lack: write its name on the hub")
+    problems = [*filter(None, (_why_not(folder, name, own) for name in names)), *problems]
     if problems:
         shown = some_of(problems, limit=MOST_LISTED, joint="\n  - ")
         raise InputError(f"{folder} cannot be pushed:\n  - {shown}", problems=problems)
     return names
 
 
-def _unknown_base(adapter: Path) -> Iterator[str]:
-    """Yields what others lack who load a published adapter: its base has to be on the hub, too."""
-    base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not isinstance(base, str) or hub_name(f"hf://{base}") is None:
-        yield f"{ADAPTER_CONFIG}: base_model_name_or_path is {base!r}, which others lack: write its name on the hub"
-
-
-def _strange(folder: Path, names: Sequence[str], own: Collection[str]) -> Iterator[str]:
-    """Yields what is in a directory and must not be published: what is no part of the model, links and pickles."""
-    for name in names:
-        file = folder / name
-        module = "/" in name and is_module_folder(file.parent)
-        if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
-            yield f"{name} is a link that leads out of the directory: put the file itself there"
-        elif not file.is_file():
-            yield f"{name} is no file"
-        elif not (name in own or module or is_usual(name)):
-            yield f"{name} is no part of this model: move it elsewhere"
-        elif _is_pickle(file):
-            yield f"{name} is a pickle, which runs code where it is loaded: make safetensors of it with tmx convert"
-
-
-def _is_pickle(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(4)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror or error}): check its permissions") from None
+def _why_not(folder: Path, name: str, own: Collection[str]) -> str | None:
+    """Returns why a file must not be published: it is no part of the model, a link that leads out, or a pickle."""
+    file = folder / name
+    if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
+        return f"{name} is a link that leads out of the directory, or no file: put the file itself there"
+    if not (name in own or is_usual(name) or ("/" in name and is_module_folder(file.parent))):
+        return f"{name} is no part of this model: move it elsewhere"
+    with file.open("rb") as opened:
+        head = opened.read(4)
     # A zip archive is what torch.save writes; a bare pickle starts with its protocol.
-    return file.suffix.lower() in PICKLES or head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
+    pickled = head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
+    if pickled or file.suffix.lower() in PICKLES:
+        return f"{name} is a pickle, which runs code where it is loaded: make safetensors of it with tmx convert"
+    return None

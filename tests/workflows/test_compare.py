@@ -20,7 +20,7 @@ from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows import site as site_of_run
+from tunable_magmax.workflows import material as site_of_run
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.compare import compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate

@@ -64,4 +64,4 @@ def test_a_base_that_a_run_was_made_around_takes_none_along(tmx, run, tmp_path):
     assert holds_secret(tmp_path / "merged") == []
     assert "run.json" not in {file.name for file in (tmp_path / "merged").iterdir()}
     refused = tmx("push", run, "org/name", "--dry-run")
-    assert (refused.code, "run directory" in refused.err) == (2, True)
+    assert (refused.code, "no finished model" in refused.err) == (2, True)

@@ -8,10 +8,10 @@ import builtin_run
 import pytest
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.prefer import search_preference
-from tunable_magmax.workflows.site import Site
 
 
 def found_for(run, labelled, trials=100, max_samples=None, progress=None, seed=0):

@@ -30,8 +30,8 @@ from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading, SiteSources, TailorOptions
-from tunable_magmax.workflows.site import open_material
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import Tailored
 

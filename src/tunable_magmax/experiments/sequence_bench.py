@@ -35,10 +35,11 @@ from tunable_magmax.models.head import Linear
 from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.site import Site, completed
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.material import KeptSamples, Material, open_material, site_shares
 from tunable_magmax.workflows.options import PreferOptions, Reading, SiteSources, TailorOptions
-from tunable_magmax.workflows.prefer import completed, find_preference, search_preference
-from tunable_magmax.workflows.site import KeptSamples, Material, Site, open_material, site_shares
+from tunable_magmax.workflows.prefer import find_preference, search_preference
 from tunable_magmax.workflows.tailor import Decision, decide
 
 BATCH = 512
@@ -127,7 +128,7 @@ class SequenceBench:
     @cached_property
     def probe(self) -> TaskProbe:
         """The probe that inputs are compared with."""
-        return Site(self.run, seed=self.seed).probe
+        return Site(self.run, SiteSources(), Reading(), self.seed).probe
 
     @cached_property
     def base_tests(self) -> NDArray[np.float32]:

@@ -14,8 +14,8 @@ from tunable_magmax.evaluation.choosing import default_method, default_scale
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.site import completed
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.prefer import completed
 
 MOST_SCALE = 100.0
 OFFERED = tuple(name for name, method in METHODS.items() if method.weights == "shares" or name == "magmax")

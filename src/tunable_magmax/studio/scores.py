@@ -25,8 +25,8 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.points import Setting
 from tunable_magmax.workflows.evaluate import Data, find_head, open_labelled
+from tunable_magmax.workflows.material import KeptSamples, site_shares
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.site import KeptSamples, site_shares
 
 FIT_ROWS = 300
 """Kept samples that heads are fitted to here, two of each class at least; `tmx tailor` takes as many as it affords."""

@@ -19,12 +19,12 @@ from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.prefer import find_preference
-from tunable_magmax.workflows.site import Site
 
 THUMBNAIL = 96
 LONGEST_TEXT = 300

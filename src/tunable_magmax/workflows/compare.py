@@ -20,12 +20,12 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference, read_preference
+from tunable_magmax.preference.site import completed
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import CompareOptions, Reading, TailorOptions
 from tunable_magmax.workflows.predict import load_classifier
-from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.site import open_material
 from tunable_magmax.workflows.tailor import choose_spec
 from tunable_magmax.workflows.tailored import read_record
 

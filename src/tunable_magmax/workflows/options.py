@@ -8,24 +8,22 @@ next to nothing, because `tmx --help` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from tunable_magmax.engines.settings import Output as Output
 from tunable_magmax.engines.settings import Place as Place
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.merging.options import MethodOptions, Options, WeightedOptions
-
-if TYPE_CHECKING:
-    from tunable_magmax.data.memory import SampleSource
-    from tunable_magmax.data.samples import Samples
+from tunable_magmax.preference.sources import SAMPLES as SAMPLES
+from tunable_magmax.preference.sources import Embedding as Embedding
+from tunable_magmax.preference.sources import Reading as Reading
+from tunable_magmax.preference.sources import SiteSources as SiteSources
 
 Kind = TypeVar("Kind")
 PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
-SAMPLES = ("inputs", "labels", "labelled")
 SUMMARY = "sweep.json"
 """The file in a sweep's output that sums it up."""
 
@@ -41,94 +39,6 @@ class Checkpoints:
     """The pre-trained checkpoint: a file, a directory or a hub name, org/name@revision."""
     task: Sequence[str] = ()
     """A task checkpoint or LoRA adapter, as PATH or NAME=PATH; give one --task for each, in training order."""
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """How inputs are read and embedded."""
-
-    text_column: str | None = None
-    """The column of the texts. Default: text, sentence, query, ..."""
-    device: str | None = None
-    """The device for encoders. Default: the GPU if there is one."""
-
-    def open(self, source: SampleSource) -> Samples:
-        """Opens a file, a folder, or samples in memory."""
-        from tunable_magmax.data.source import open_samples
-
-        return open_samples(source, text_column=self.text_column)
-
-
-@dataclass(frozen=True)
-class Reading(Embedding):
-    """How files of samples with labels are read, the same for every command that reads any."""
-
-    split: str | None = None
-    """The split to use, of data that have several; of a benchmark train or test, which is the default."""
-    label_column: str | None = None
-    """The column of the labels. Default: label, class, intent, ..."""
-    max_samples: int | None = None
-    """Use at most this many samples (a fixed random draw). Default: 500 inputs of a site, else all samples."""
-
-    def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise InputError(f"max_samples is {self.max_samples}, expected at least 1")
-
-    def open(self, source: SampleSource) -> Samples:
-        """Opens a file, a folder, or samples in memory."""
-        from tunable_magmax.data.source import open_samples
-
-        return open_samples(source, self.split, self.text_column, self.label_column)
-
-
-@dataclass(frozen=True)
-class SiteSources:
-    """What is known of a site: samples, in files or in memory (a list, a column, a data set), or a person's word."""
-
-    inputs: Any = None
-    """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
-    labels: Any = None
-    """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
-    each of which counts for its task."""
-    labelled: Any = None
-    """Inputs of the site with labels: class folders of images, a table, or parquet."""
-    weights: Any = None
-    """How much each task matters, as 3,1,0 or by name as travel=7,bank=3, where other tasks weigh 0."""
-    alpha: float | None = None
-    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
-    equal: bool = False
-    """Give every task the same weight."""
-
-    def __post_init__(self) -> None:
-        values = {name: value for name in SAMPLES if not isinstance(value := getattr(self, name), Path | None)}
-        if values:
-            from tunable_magmax.data import memory
-            from tunable_magmax.data.samples import Samples
-
-            for name, value in values.items():
-                if not isinstance(value, Samples):
-                    object.__setattr__(self, name, getattr(memory, f"as_{name}")(value))
-        if isinstance(self.weights, Mapping):
-            object.__setattr__(self, "weights", {name: _number(w) for name, w in self.weights.items()})
-        elif self.weights is not None:
-            object.__setattr__(self, "weights", tuple(map(_number, self.weights)))
-
-    def named(self) -> dict[str, Any]:
-        """Returns what was given, by name.
-
-        >>> SiteSources(weights=["1/2", "2"], equal=False).named()
-        {'weights': (0.5, 2.0)}
-        """
-        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
-
-    @property
-    def samples(self) -> list[str]:
-        """The names of the samples that were given."""
-        return [name for name in self.named() if name in SAMPLES]
-
-
-def _number(value: Any) -> Any:
-    return float(Fraction(value)) if isinstance(value, str) else value
 
 
 # -- commands --------------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.site import completed
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.merge import Notify, merge_recipe, preference_for, recipe_of, unheard
 from tunable_magmax.workflows.options import SUMMARY, Reading, SweepOptions
-from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.site import open_material
 
 FACTORS = ("ties", "task_arithmetic")
 """Methods whose weights are factors and mean what they say; those of the others are shares of their sum."""

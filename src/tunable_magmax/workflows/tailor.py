@@ -41,11 +41,12 @@ from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Head, head_bytes
 from tunable_magmax.preference.preference import Preference, read_preference
+from tunable_magmax.preference.site import Site, completed
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.material import Material, open_material
 from tunable_magmax.workflows.options import SAMPLES, SiteSources, TailorOptions, flat
 from tunable_magmax.workflows.options import Output as OutputOptions
-from tunable_magmax.workflows.prefer import completed, find_preference
-from tunable_magmax.workflows.site import Material, Site, open_material
+from tunable_magmax.workflows.prefer import find_preference
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,

@@ -1,45 +1,30 @@
-"""What is known of a site: its samples as the arrays that estimators take, and what its heads are fitted to.
-
-`Site` reads samples when they are first asked for; `Material` are kept samples of the tasks, and the site's own.
-"""
+"""What heads are fitted to at a site: kept samples of the tasks, and the site's own."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.companions import are_generic
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
-from tunable_magmax.data.samples import Samples, Unreadable, by_name, is_index, warn_unreadable
-from tunable_magmax.data.source import open_labels
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.evaluation.run_models import task_labels
-from tunable_magmax.files import Progress
-from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import load_head
-from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.options import Reading, SiteSources
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.encoder import Encoder
+    pass
 
-MOST_INPUTS = 500
-"""Inputs of a site that are used unless told otherwise."""
-READ_AT_ONCE = 64
-"""Inputs of a site that are read and embedded at a time."""
 MOST_JUDGING = 600
 """More labelled samples would cost time, and tell candidates apart hardly better."""
 LEAST_LABELLED = 8
@@ -48,120 +33,6 @@ MOST_ANCHORS = 200
 """Inputs of the site from which those are taken that show how a task's features moved."""
 FEWEST_ANCHORS = 10
 """So many show it where embedding is dear and many tasks matter."""
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """What is known of a site, and the run that it is compared with.
-
-    `seed`: of the draw from many samples, and of the probe. `facts`: what was read, for the provenance. `rows`: which
-    row of its features each readable input has, by position; copies share one.
-    """
-
-    run: Run
-    sources: SiteSources = SiteSources()
-    reading: Reading = Reading()
-    seed: int = 0
-    progress: Progress | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    rows: dict[int, int] = field(default_factory=dict)
-
-    def open_samples(self, name: str) -> Samples:
-        """Opens the samples called `inputs` or `labelled`, at most so many as are to be read."""
-        source = getattr(self.sources, name)
-        samples = self.reading.open(source)
-        if name == "labelled":
-            samples.require_labels()
-        return samples.subset(choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed))
-
-    # -- labels ------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _labels(self) -> list[str]:
-        """The labels as the file has them."""
-        self.facts["labels_file"] = self.sources.labels.name
-        return open_labels(self.sources.labels, self.reading.split, self.reading.label_column)
-
-    @cached_property
-    def by_task(self) -> bool:
-        """Whether the labels are names of tasks. A name of both is a class, and so are indices."""
-        labels = set(self._labels)
-        classes = {name for profile in self.run.profiles if profile is not None for name in profile.classes}
-        classes.update(*self.run.classes.values())
-        return bool(labels & {*self.run.names}) and not labels & classes and not all(map(is_index, labels))
-
-    @cached_property
-    def labels(self) -> list[Any]:
-        """The site's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
-        if self.by_task:
-            return self._labels
-        classes = [profile.classes for profile in self.run.require_profiles("labels")]
-        head = load_head(self.run.head) if self.run.head and all(map(is_index, self._labels)) else None
-        return by_name(self._labels, classes, self.sources.labels, () if head is None else head.classes)
-
-    # -- inputs ------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def features(self) -> list[NDArray[Any]]:
-        """The site's features under each task's encoder."""
-        profiles = self.run.require_profiles("comparing inputs")
-        embedded = []
-        for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True)):
-            encoder = load_encoder(path, self.reading.device, assets=self.run.base)
-            profile.require(encoder=encoder.digest)
-            embedded.append(self._embed(encoder, t, len(profiles)))
-        return embedded
-
-    @cached_property
-    def base_features(self) -> NDArray[Any]:
-        """The site's features under the base."""
-        profiles = self.run.require_profiles("a probe")
-        encoder = load_encoder(self.run.base, self.reading.device)
-        for profile in profiles:
-            profile.require(base=encoder.digest)
-        return self._embed(encoder)
-
-    @cached_property
-    def probe(self) -> TaskProbe:
-        """The probe of the tasks' rows under the base, fitted once."""
-        profiles = self.run.require_profiles("a probe")
-        rows = [profile.base_features for profile in profiles]
-        return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
-
-    def _embed(self, encoder: Encoder, part: int = 0, parts: int = 1) -> NDArray[Any]:
-        """Embeds the readable inputs, in batches; copies are embedded once and count once."""
-        samples = self.reading.open(self.sources.inputs)
-        positions = choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed)
-        failed: dict[int, Unreadable] = {}
-        results, done = [], part * len(positions)
-        distinct: dict[Any, int] = {}
-        for where, inputs in samples.batches(positions, READ_AT_ONCE, failed):
-            fresh = []
-            for position, value in zip(where, inputs, strict=True):
-                if (content := _content(value)) not in distinct:
-                    distinct[content] = len(distinct)
-                    fresh.append(value)
-                self.rows[position] = distinct[content]
-            if fresh:
-                results.append(embed_inputs(encoder, fresh))
-            done += len(inputs)
-            if self.progress is not None:
-                self.progress("embedding", done, parts * len(positions))
-        warn_unreadable(samples.origin, failed, len(positions))
-        counted = {"unreadable": len(failed), "copies": len(positions) - len(failed) - len(distinct)}
-        self.facts.update(inputs=self.sources.inputs.name, given_inputs=len(samples))
-        self.facts.update({name: count for name, count in counted.items() if count})
-        return np.concatenate(results)
-
-
-def _content(value: Any) -> Any:
-    """Returns what equal inputs have in common: a text, or size, mode and digest of a picture."""
-    if isinstance(value, str):
-        return value
-    return value.size, value.mode, hashlib.sha256(value.tobytes()).digest()
-
-
-# -- what heads are fitted to -----------------------------------------------------------------------------------------
 
 
 def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:

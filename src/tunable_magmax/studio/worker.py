@@ -14,10 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import TmxError
-from tunable_magmax.studio.guard import Refused, error_body
+from tunable_magmax.studio.guard import error_body
 
-WAITING = 256
-"""Events that wait for a page which does not read; then it is dropped, and gets the state when it comes back."""
 KEEP_ALIVE = 15.0
 PATIENCE = 1.0
 """Seconds after which a measurement is given up for a newer request. Shorter ones are finished: a drag shows them."""
@@ -53,30 +51,16 @@ class Events:
             listeners = list(self._queues.items())
         for queue, loop in listeners:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._put, queue, event)
+                loop.call_soon_threadsafe(queue.put_nowait, event)
 
-    def _put(self, queue: asyncio.Queue[Event], event: Event) -> None:
-        if queue.full():
-            with self._lock:
-                self._queues.pop(queue, None)
-            while not queue.empty():
-                queue.get_nowait()
-            event = None
-        queue.put_nowait(event)
-
-    def listen(self) -> AsyncIterator[bytes]:
-        """Returns the stream of events for one page, as server-sent events."""
-        queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
+    async def listen(self) -> AsyncIterator[bytes]:
+        """Yields the events for one page, as server-sent events, until the studio closes."""
+        queue: asyncio.Queue[Event] = asyncio.Queue()
         with self._lock:
-            if self._closed:
-                raise Refused(409, "the studio closes")
             self._queues[queue] = asyncio.get_running_loop()
-        return self._stream(queue)
-
-    async def _stream(self, queue: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
         try:
             yield b": tmx studio\n\n"
-            while True:
+            while not self._closed:
                 try:
                     event = await asyncio.wait_for(queue.get(), KEEP_ALIVE)
                 except TimeoutError:

@@ -20,10 +20,7 @@ def as_numpy(value: Any, name: str) -> NDArray[Any]:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise InputError(f"{name}: the rows differ in length; give one array") from None
+    array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise InputError(f"{name}: expected numbers, found {array.dtype}")
     return array

@@ -203,8 +203,6 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}: line {line} is not UTF-8 text ({error.reason}): save the file as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:

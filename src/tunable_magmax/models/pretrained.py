@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.files import load_json
+from tunable_magmax.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,18 +168,13 @@ def pools_first_token(folders: Sequence[Path]) -> bool:
 
 
 def put_companions(folders: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
-    """Copies the files of image processor and tokenizer into a directory; without files, transformers saves them."""
-    for tool, needed, files in ((image_processor, IMAGE_FILES, IMAGE_FILES), (tokenizer, VOCABULARIES, TEXT_FILES)):
-        if tool is None:
-            continue
-        if _holding(folders, needed) is None:
-            tool.save_pretrained(folder)
-            continue
-        for name in files:
-            home = _holding(folders, [name])
-            if home is not None:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(home / name, folder / name)
+    """Copies the files of image processor and tokenizer, where there are such, into a directory."""
+    tools = ((image_processor, IMAGE_FILES), (tokenizer, TEXT_FILES))
+    for name in (name for tool, files in tools if tool is not None for name in files):
+        home = _holding(folders, [name])
+        if home is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(home / name, folder / name)
 
 
 def _holding(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
@@ -189,8 +184,4 @@ def _holding(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:
     home = _holding(folders, [name])
-    try:
-        content = {} if home is None else load_json(home / name)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return {} if home is None else read_json(home / name)

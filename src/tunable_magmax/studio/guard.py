@@ -65,9 +65,6 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or refuses it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
 
         async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -77,7 +74,7 @@ class Guard:
             await send(message)
 
         if scope["type"] != "http":
-            return  # there are no web sockets: the server closes the connection
+            return  # there are no web sockets, and nothing to start or end
         refused = self._refusal(scope)
         if refused is not None:
             from starlette.responses import JSONResponse

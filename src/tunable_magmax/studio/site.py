@@ -21,7 +21,6 @@ from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.prefer import find_preference
@@ -158,8 +157,6 @@ def assign(site: Site, preference: Preference) -> dict[int, Assigned]:
 
 def listed(site: SiteSamples, start: int, count: int, show: str, tasks: int) -> dict[str, Any]:
     """Returns some samples for the page, with small pictures or the beginning of their texts."""
-    if count < 1 or start < 0:
-        raise Refused(400, "start must be at least 0, and count at least 1")
     wanted = [position for position in range(len(site.samples)) if _shows(site, position, show, tasks)]
     page = wanted[start : start + min(count, MOST_SHOWN)]
     rows = []

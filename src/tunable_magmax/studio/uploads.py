@@ -45,8 +45,6 @@ class Upload:
         """Returns how many bytes the next file may have; a full upload is refused."""
         if len(self.files) >= FILES:
             raise Refused(413, f"these are more than {FILES:,} files, the most that the studio takes")
-        if self.size >= TOTAL_BYTES:
-            raise Refused(413, f"these are more than {TOTAL_BYTES:,} bytes, the most that the studio takes")
         return min(FILE_BYTES, TOTAL_BYTES - self.size)
 
     def check(self, name: str) -> str:

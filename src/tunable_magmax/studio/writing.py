@@ -140,8 +140,6 @@ class Writer:
         """Writes OUT/name.json: the preference of a point, with its scale if that is a number above 0."""
         name = checked_name(name)
         file = self.out / f"{name.removesuffix('.json')}.json"
-        if file.is_dir():
-            raise Refused(409, f"{file} is a folder: choose another name")
         scale = setting.scale if isinstance(setting.scale, float) and setting.scale > 0 else None
         replace(setting.preference, scale=scale).save(file)
         return {"file": file.name, "path": str(file)}

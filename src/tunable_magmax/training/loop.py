@@ -156,8 +156,6 @@ def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Te
     `crop`: a window of the image padded with `pad` black pixels on each side; `flip`: left to right, half of the time;
     `resized-crop`: a window of 90 to 100% of the area, of varying shape, resized to the whole.
     """
-    if kind == "none":
-        return pixels
     if kind == "resized-crop":
         return _resized_crop(pixels, numbers)
     return _window(pixels, numbers, pad if "crop" in kind else 0, flip="flip" in kind)

@@ -11,8 +11,6 @@ from tunable_magmax.experiments.records import (
     EnvironmentScore,
     Record,
     RowRecord,
-    SamplesPoint,
-    SamplesRecord,
     ScaleRecord,
     SequenceRecord,
 )
@@ -92,11 +90,6 @@ def alpha_records(seed: int, setting: str = SETTING, scale: float | str = 0.5) -
     ]
 
 
-def samples_record(seed: int, row: str, setting: str = SETTING) -> SamplesRecord:
-    points = [SamplesPoint(size=size, accuracy=0.75 - 1 / (4 * size)) for size in (5, 10, 20)]
-    return SamplesRecord(setting=setting, seed=seed, row=row, points=tuple(points))
-
-
 def whole_experiment(settings: Iterable[str] = (SETTING,)) -> list[Record]:
     """Every kind of record, three seeds, in each setting."""
     records: list[Record] = []
@@ -105,7 +98,9 @@ def whole_experiment(settings: Iterable[str] = (SETTING,)) -> list[Record]:
             records += [sequence_record(seed, setting), scale_record(seed, setting), *alpha_records(seed, setting)]
             records += [row_record(row, seed, setting, (*RATIOS, "M5", "M10")) for row in ABOVE]
             records.append(row_record("tunable:search@0.5", seed, setting, variants=VARIANTS[:1]))
-            records.append(samples_record(seed, "tailor:auto", setting))
+            records += [
+                row_record(f"tailor:auto,samples={size}", seed, setting, variants=VARIANTS[:1]) for size in (5, 10, 20)
+            ]
     return records
 
 

@@ -1,34 +1,89 @@
-"""What is said of the committed records is what they hold: summary, README's table, differences in the docs."""
+"""What is said of the committed records is what they hold: summary, reports, README's table, the docs' tables."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.environments import VARIANTS
+from tunable_magmax.experiments.records import AlphaRecord
 from tunable_magmax.experiments.reproduce import missing_jobs
-from tunable_magmax.experiments.results import Score, load_results, paired, write_summary
+from tunable_magmax.experiments.results import Difference, Results, Score, load_results, paired, write_summary
 from tunable_magmax.experiments.tables import Cell, overall_tables, setting_tables
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
+RESULTS, DEVELOPMENT = ROOT / "results", ROOT / "results-development"
 DOCS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-
-
-def lines(text: str, head: str) -> list[list[str]]:
-    """The cells of all tables whose heading begins so."""
-    found = re.findall(rf"^\| {re.escape(head)} \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for body in found for line in body.splitlines()]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROWS = {
+    "tailored": "tailor:auto",
+    "tailored, from labels": "tailor:label",
+    "tailored, from labelled inputs": "tailor:both",
+    "tailored, wrong preference": "tailor:wrong",
+    "base, fitted": "zero-shot+fit+prior:auto",
+    "last checkpoint, fitted": "sequential@1+fit+prior:auto",
+    "likeliest task, fitted": "likeliest:auto+fit+prior",
+    "weighted average, fitted": "average:auto@1+fit+prior",
+    "TIES, fitted": ("ties@best+fit+prior:auto", "ties@1+fit+prior:auto"),
+    "`tsv`, fitted": "tsv:auto@1+fit+prior",
+    "Tunable MAGMAX, fitted": "tunable:auto@1+fit+prior",
+    "MAGMAX, fitted": "magmax@best+fit+prior:auto",
+    "Tunable MAGMAX, old head": "tunable:auto@1+prior",
+    "`tsv`, old head": "tsv:auto@1+prior",
+    "MAGMAX, old head": "magmax@best+prior:auto",
+    "MAGMAX, no prior": "magmax@best",
+    "base, old head": "zero-shot+prior:auto",
+    "last checkpoint, no prior": "sequential@1",
+    "logistic": "logistic:auto+prior",
+    "joint, no prior": "joint",
+    "joint, old head": "joint+prior:auto",
+    "joint, fitted": "joint+fit+prior:auto",
+}
+"""What tables call a row; of two, that which a setting has."""
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, dict[str, list[Score]]]:
-    results = load_results(RESULTS)
-    return {setting: results.main_rows(setting) for setting in results.settings}
+def measured() -> Results:
+    return load_results(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def by_name(measured: Results) -> dict[str, dict[str, list[Score]]]:
+    """All rows of each setting by the last part of its name; those of results-development by their folders."""
+    found = {setting.split("/")[1]: measured.rows(setting) for setting in measured.settings}
+    for file in DEVELOPMENT.rglob("records.jsonl"):
+        results = load_results(file)
+        found[file.parent.name] = results.rows(results.settings[0])
+    return found
+
+
+def tables(text: str, head: str) -> list[tuple[list[str], list[list[str]]]]:
+    """The headings and the lines of all tables whose first heading is so."""
+    found = re.findall(rf"^\| ({re.escape(head)} \|.*) \|\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = lambda line: [cell.strip() for cell in line.strip("|\n ").split(" | ")]  # noqa: E731
+    return [(cells(heads), [cells(line) for line in body.splitlines()]) for heads, body in found]
+
+
+def scores(rows: dict[str, list[Score]], name: str, level: str = "D") -> list[Score]:
+    """The scores of a row in the five ratios (D), or in a level such as M5, or in "all"."""
+    names = ROWS[name.strip("*")]
+    own = next((rows[row] for row in ([names] if isinstance(names, str) else names) if row in rows), [])
+    return [each for each in own if level in ("all", each.mixture, each.mixture[0])]
+
+
+def accuracy(found: list[Score]) -> str:
+    return f"{mean(100 * each.accuracy for each in found):.1f}" if found else "–"
+
+
+def shown(found: Difference | None) -> str:
+    if found is None:
+        return "–"
+    return Cell(100 * found.mean, interval=(100 * found.low, 100 * found.high), signed=True).shown
 
 
 def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) -> None:
@@ -36,24 +91,142 @@ def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) ->
     assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
 
 
-def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str, dict[str, list[Score]]]) -> None:
-    told = lines(DOCS, "difference")
-    assert len(told) > 12
-    for name, *cells in told:
-        first, second = re.findall("`(.*?)`", name)
-        for rows, cell in zip(measured.values(), cells, strict=True):
-            found = paired(rows.get(first, ()), rows.get(second, ()))
-            if found is None:
-                assert cell == "–", name
-                continue
-            ends = (100 * found.low, 100 * found.high)
-            seeds = "" if found.seeds == 3 else f" ({found.seeds} seed{'s' * (found.seeds > 1)})"
-            assert cell == Cell(100 * found.mean, interval=ends, signed=True).shown + seeds, name
+def test_accuracies_are_those_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    told = tables(DOCS, "row")
+    assert len(told) >= 4
+    for heads, lines in told:
+        assert len(lines) >= 3
+        for name, *cells in lines:
+            for column, cell in zip(heads[1:], cells, strict=True):
+                setting, level = column.rsplit(" ", 1)
+                assert cell == accuracy(scores(by_name[setting], name, level)), (column, name)
 
 
-def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Score]]]) -> None:
-    heads = re.findall(r"^\| difference \| (.*) \|$", DOCS, re.MULTILINE)
-    assert set(heads) == {" | ".join(setting.split("/")[1] for setting in measured)}
+def test_differences_are_those_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    told = tables(DOCS, "difference")
+    assert sum(len(lines) for _, lines in told) > 15
+    for heads, lines in told:
+        for name, *cells in lines:
+            first, second = re.findall("`(.*?)`", name)
+            for setting, cell in zip(heads[1:], cells, strict=True):
+                own = [
+                    [each for each in by_name[setting].get(row, ()) if each.mixture.startswith("D")]
+                    for row in (first, second)
+                ]
+                assert cell == shown(paired(*own)), (setting, name)
+
+
+def test_expected_accuracies_are_those_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    [(_, lines)] = tables(DOCS, "expected at")
+    assert {setting for setting, *_ in lines} == {name for name in by_name if not name.endswith("-seed7")}
+    for setting, _, *cells in lines:
+        found = by_name[setting]["tailor:auto"]
+        told = [(each.found.expected["tailored"], each.accuracy) for each in found]
+        off = [100 * (expected[0] - share) for expected, share in told]
+        held = sum(low <= share <= high for (_, low, high), share in told)
+        assert cells == [Cell(mean(off), signed=True).shown, f"{mean(map(abs, off)):.1f}", f"{held} of {len(off)}"], (
+            setting
+        )
+
+
+def test_alpha_and_what_is_given_at_random_are_those_of_the_records(
+    measured: Results, by_name: dict[str, dict[str, list[Score]]]
+) -> None:
+    [(heads, lines)] = tables(DOCS, "first / last task")
+    for name, *cells in lines:
+        for setting, cell in zip(heads[1:], cells, strict=True):
+            alpha = None if name == "MAGMAX" else float(name.split()[1])
+            points = [
+                point
+                for record in measured.records
+                if isinstance(record, AlphaRecord) and record.setting.endswith(f"/{setting}") and record.scale == 0.5
+                for point in record.points
+                if (record.method, point.alpha) == ("magmax" if alpha is None else "tunable", alpha)
+            ]
+            first, last = (mean(100 * getattr(point, end) for point in points) for end in ("first", "last"))
+            assert cell == f"{first:.0f} / {last:.0f}", (setting, name)
+    [(heads, lines)] = tables(DOCS, "given at random")
+    for name, *cells in lines:
+        for setting, cell in zip(heads[1:], cells, strict=True):
+            row = f"tunable:label@matched{',compare=active' if 'active' in name else ''}"
+            shares = [100 * each.found.leftovers for each in by_name[setting][row] if each.mixture[0] == "D"]
+            assert cell == f"{mean(shares):.0f} (up to {max(shares):.0f})", (setting, name)
+
+
+def test_the_answers_are_those_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    """Every difference with an interval in the first table names the row pair and the setting that it is of."""
+    [(_, lines)] = tables(DOCS, "question")
+    cited = re.findall(r"([+−]?[\d.]+ \[[^]]+\])", "".join(answer for _, answer in lines))
+    found = {
+        shown(paired(*([each for each in rows.get(row, ()) if each.mixture.startswith(level)] for row in pair)))
+        for rows in by_name.values()
+        for pair in PAIRS
+        for level in ("D", "M5", "M10")
+    }
+    assert len(cited) >= 12
+    assert [each for each in cited if each not in found] == []
+
+
+def test_the_answers_without_an_interval_are_those_of_the_records(
+    measured: Results, by_name: dict[str, dict[str, list[Score]]]
+) -> None:
+    answers = dict(tables(DOCS, "question")[0][1])
+    sizes, held, count = [], 0, 0
+    for setting in measured.settings:
+        told = [(each.found.expected["tailored"], each.accuracy) for each in measured.rows(setting)["tailor:auto"]]
+        sizes.append(mean(abs(100 * (expected[0] - share)) for expected, share in told))
+        held += sum(low <= share <= high for (_, low, high), share in told)
+        count += len(told)
+    expected = answers["Is the expected accuracy true?"]
+    assert expected.startswith(f"Off by {min(sizes):.1f} to {max(sizes):.1f} points")
+    assert f"in {held} of {count} environments" in expected
+    few, base = answers["How many kept samples are needed?"], []
+    for setting in ("clinc150-10", "flowers102-10"):
+        of_few, of_many = (by_name[f"{setting}{end}"] for end in ("-heldout", ""))
+        assert f"{accuracy(scores(of_few, 'tailored'))} instead of {accuracy(scores(of_many, 'tailored'))} %" in few
+        whole, less = (mean(each.accuracy for each in scores(rows, "base, fitted")) for rows in (of_many, of_few))
+        base.append(f"{100 * (whole - less):.0f}")
+    assert few.endswith(f"falls by {base[0]} and {base[1]}.")
+
+
+PAIRS = [
+    ("magmax@best+prior:auto", "magmax@best"),
+    ("magmax@best+fit+prior:auto", "magmax@best+prior:auto"),
+    *(
+        ("tailor:auto", rival)
+        for rival in (
+            *("zero-shot+fit+prior:auto", "magmax@best+fit+prior:auto", "sequential@1+fit+prior:auto"),
+            *("joint+fit+prior:auto", "logistic:auto+prior", "magmax@best"),
+        )
+    ),
+    ("tailor:wrong", "tailor:auto"),
+    ("tailor:both", "tailor:auto"),
+]
+"""What the answers compare."""
+
+
+def test_the_paper_beside_ours(measured: Results) -> None:
+    """Leads over MAGMAX at the paper's scale, printed, made again by the authors, and on the stand-ins."""
+    [(_, lines)] = tables(DOCS, "lead over MAGMAX")
+    for name, printed, again, *ours in lines:
+        row = re.search("`(.*?)`", name)[1]
+        for cell, source in ((printed, paper.PRINTED), (again, paper.AGAIN)):
+            leads = [source[f"cifar100-{tasks}"][row] - source[f"cifar100-{tasks}"]["magmax@0.5"] for tasks in (5, 20)]
+            assert cell == ", ".join(Cell(lead, signed=True).shown for lead in leads)
+        for setting, cell in zip(("cifar100-5", "cifar100-20"), ours, strict=True):
+            rows = measured.main_rows(f"mini-clip/{setting}")
+            assert cell == shown(paired(rows[row], rows["magmax@0.5"]))
+
+
+def test_training_took_as_long_as_is_said(measured: Results) -> None:
+    for model in ("mini-clip", "minilm", "bert", "deit-tiny"):
+        seconds = [
+            record.seconds
+            for setting in measured.settings
+            if setting.startswith(f"{model}/")
+            for record in measured.sequences(setting)
+        ]
+        assert f"{min(seconds):.0f} to {max(seconds):.0f} s ({model})" in DOCS
 
 
 def test_the_docs_examples_print_what_they_say(
@@ -65,10 +238,17 @@ def test_the_docs_examples_print_what_they_say(
         assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
 
 
-def test_the_committed_reports_hold_the_tables_that_the_records_give() -> None:
-    results = load_results(RESULTS)
-    tables = {RESULTS / setting: setting_tables(results, setting) for setting in results.settings}
-    for folder, own in {**tables, RESULTS: overall_tables(results)}.items():
+def test_readmes_table_is_that_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    [(heads, lines)] = tables(README, "setting")
+    assert len(lines) == len(load_results(RESULTS).settings)
+    for setting, *cells in lines:
+        for name, cell in zip(heads[1:], cells, strict=True):
+            assert cell.strip("*") == accuracy(scores(by_name[setting.split("/")[1]], name)), (setting, name)
+
+
+def test_the_committed_reports_hold_the_tables_that_the_records_give(measured: Results) -> None:
+    of_settings = {RESULTS / setting: setting_tables(measured, setting) for setting in measured.settings}
+    for folder, own in {**of_settings, RESULTS: overall_tables(measured)}.items():
         text = (folder / "report.md").read_text(encoding="utf-8")
         assert own
         assert all(table.markdown() in text for table in own)
@@ -77,10 +257,10 @@ def test_the_committed_reports_hold_the_tables_that_the_records_give() -> None:
 def test_records_are_not_taken_for_those_of_other_settings() -> None:
     config, place = "minilm/clinc150-15", RESULTS / "minilm" / "clinc150-15"
     rows = "rows=[magmax@best, 'tunable:label@0.5']"
-    there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", rows, "environments.levels=[]"]
-    assert missing_jobs(read_experiment(config, there), place) == []
-    levels = missing_jobs(read_experiment(config, [*there, "environments.levels=[5]"]), place)
-    assert {(job.kind, job.name) for job in levels} == {("environment", f"M5/{draw}") for draw in VARIANTS[:3]}
+    there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", "environments.variants=[42]", rows]
+    assert missing_jobs(read_experiment(config, [*there, "environments.levels=[5]"]), place) == []
+    levels = missing_jobs(read_experiment(config, [*there, "environments.levels=[4]"]), place)
+    assert {(job.kind, job.name) for job in levels} == {("environment", "M4/42")}
     with pytest.raises(InputError, match=r"train\.lr is 1\.0, there 0\.0001"):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

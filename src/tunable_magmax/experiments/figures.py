@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tunable_magmax.experiments.records import SamplesRecord
 from tunable_magmax.experiments.results import Mean, Results, averaged, mean_over_seeds, mixture_parts
 from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, SAMPLES, Row, row_parts
 from tunable_magmax.experiments.tables import slug
@@ -80,11 +79,7 @@ def sweep_drawing(results: Results, setting: str) -> Drawing | None:
 
 def samples_drawing(results: Results, setting: str) -> Drawing | None:
     """Draws accuracy against the number of samples that are known of the environment."""
-    old = [each for each in results.records if isinstance(each, SamplesRecord) and each.setting == setting]
     curves: dict[str, dict[float, Mean]] = {}
-    for name in dict.fromkeys(record.row for record in old):
-        points = [point for record in old if record.row == name for point in record.points]
-        curves[name] = _means([(float(point.size), point.accuracy) for point in points])
     for name, scores in results.main_rows(setting).items():
         if f",{SAMPLES}=" in name and (mean := averaged(scores)) is not None:
             row = Row.parse(name)

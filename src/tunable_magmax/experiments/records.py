@@ -138,29 +138,7 @@ class AlphaRecord(_Record):
         return f"{self.method}@{self.scale}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplesPoint:
-    """Mean accuracy with `size` known samples."""
-
-    __pydantic_config__ = _CONFIG
-    size: int
-    accuracy: Share
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplesRecord(_Record):
-    """Accuracy against the number of known samples, as version 0.2.0 recorded it; now rows say `samples=`."""
-
-    kind: Literal["meta-size"] = "meta-size"
-    row: str
-    points: tuple[SamplesPoint, ...]
-
-    @property
-    def name(self) -> str:
-        return self.row
-
-
-Record: TypeAlias = SequenceRecord | ScaleRecord | RowRecord | AlphaRecord | SamplesRecord
+Record: TypeAlias = SequenceRecord | ScaleRecord | RowRecord | AlphaRecord
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

@@ -25,7 +25,7 @@ from tunable_magmax.experiments.records import (
     joined,
     read_records,
 )
-from tunable_magmax.experiments.rows import CHOSEN, recommended_row, row_order
+from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, row_order
 from tunable_magmax.files import write_atomic
 
 SUMMARY = "summary.json"
@@ -237,8 +237,7 @@ def summary_of(results: Results) -> dict[str, Any]:
             rows[row] = {"mean": mean.mean, "std": mean.deviation, "seeds": mean.seeds, "environments": environments}
         if rows:
             summary[setting] = rows
-    recommended = recommended_row(row for rows in summary.values() for row in rows)
-    return {**summary, "chosen": CHOSEN, "recommended": recommended}
+    return {**summary, "chosen": CHOSEN, "recommended": RECOMMENDED}
 
 
 def write_summary(results: str | Path, path: str | Path | None = None) -> Path:

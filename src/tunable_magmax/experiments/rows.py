@@ -6,7 +6,7 @@ BASE[:PREFERENCE][@SCALE][,option=value...][+fit][+prior[:SOURCE]]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
@@ -189,8 +189,3 @@ def row_order(row: str) -> tuple[int, bool, int, int, str]:
         return order.index(name) if name in order else len(order)
 
     return place(base, _ORDER), bool(rest), place(preference, _SOURCE_ORDER), place(scale, _SCALE_ORDER), row
-
-
-def recommended_row(rows: Iterable[str]) -> str:
-    """Returns the row that `tmx tailor` makes by default, or made, where only older records are there."""
-    return BY_RULE if RECOMMENDED not in (known := set(rows)) and BY_RULE in known else RECOMMENDED

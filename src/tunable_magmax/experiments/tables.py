@@ -26,7 +26,7 @@ from tunable_magmax.experiments.results import (
     partial_rows,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import BY_RULE, RECOMMENDED, recommended_row
+from tunable_magmax.experiments.rows import BY_RULE, RECOMMENDED
 
 PARTIAL = "†"
 BASE, LAST = "zero-shot+fit+prior:auto", "sequential@1+fit+prior:auto"
@@ -246,12 +246,12 @@ def headlines(results: Results) -> Iterator[str]:
         shares = {row: mean.mean for row, mean in complete.items() if mean is not None}
         if not shares:
             continue
-        best, recommended = max(shares, key=lambda row: shares[row]), recommended_row(by_row)
+        best = max(shares, key=lambda row: shares[row])
         parts = [f"best {best} {100 * shares[best]:.1f}%"]
         rival = next((name for name in (BASE, "magmax@best", "magmax@1") if name in shares), None)
-        lead = paired(by_row.get(recommended, ()), by_row.get(rival or "", ()))
-        if recommended in shares:
-            parts.append(f"recommended {recommended} {100 * shares[recommended]:.1f}%")
+        lead = paired(by_row.get(RECOMMENDED, ()), by_row.get(rival or "", ()))
+        if RECOMMENDED in shares:
+            parts.append(f"recommended {RECOMMENDED} {100 * shares[RECOMMENDED]:.1f}%")
             parts += [] if lead is None else [f"{points(lead).shown} over {rival}: {lead.verdict}"]
         yield f"{setting}: {'; '.join(parts)}"
 

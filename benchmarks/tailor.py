@@ -67,7 +67,7 @@ def write_run(folder: Path, tasks: int, keep: int) -> None:
 
 def write_profile(path: Path, name: str, task: int, classes: list[str], encoder: Any) -> None:
     """Writes a profile of random features, in clusters of one for each class."""
-    from tunable_magmax.models.state import read_state
+    from tunable_magmax.models.pretrained import read_state
     from tunable_magmax.runs.profile import Profile
 
     rng = np.random.default_rng([1, task])

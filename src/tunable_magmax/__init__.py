@@ -13,6 +13,7 @@ docs/python.md shows all of it.
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,16 +62,15 @@ _MODULES = {
     "workflows.predict": ("load_classifier",),
     "workflows.verify": ("verify_checkpoint",),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 _EAGER = ["ClusterError", "ExactnessError", "InputError", "StorageError", "TmxError", "__version__"]
-__all__ = sorted([*_HOMES, *_EAGER])
+__all__ = sorted([*chain(*_MODULES.values()), *_EAGER])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+    for module, names in _MODULES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return globals()[name]
     if name == "training":
         return import_module("tunable_magmax.training")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import read_state
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 

@@ -10,9 +10,9 @@ from data.files import SHARED, needs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunable_magmax.data.arrays import limited, shuffled, split_groups
 from tunable_magmax.data.benchmark import read_section
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
-from tunable_magmax.data.splits import limited, shuffled, split_groups
 from tunable_magmax.errors import InputError
 
 ANIMALS = ("ant", "bee", "cat", "dog_fish")

@@ -143,7 +143,7 @@ def test_a_check_stops_it_and_nothing_half_is_kept(image_run, tmp_path):
 
 def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_is_read(image_run, monkeypatch):
     monkeypatch.setattr("tunable_magmax.merging.walker.available_memory", lambda: 1000)
-    monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
+    monkeypatch.setattr("tunable_magmax.models.pretrained.read_tensors", None)
     run = Run.open(image_run.path)
     with pytest.raises(InputError, match=r"2 tasks are held in memory.* needs .*1000 B are free"):
         RunModels(run.base, run.tasks).state(SPECS[1])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder, put_weights
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import read_state
 
 IMAGES = [
     tiny.picture((200, 30, 30), 1),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import read_state
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 
 IMAGES = [tiny.picture((200, 30, 30), 1), tiny.picture((30, 30, 200), 2, 33)]

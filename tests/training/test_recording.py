@@ -15,8 +15,7 @@ from models import tiny
 import tunable_magmax as tmx
 from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.pretrained import load_image_processor
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import load_image_processor, read_state
 from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded

@@ -16,7 +16,7 @@ import tunable_magmax as tmx
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import read_state
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import read_config

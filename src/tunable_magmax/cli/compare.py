@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working, wrapped
 from tunable_magmax.errors import plural
 from tunable_magmax.workflows.options import CompareOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import show_result, working
 from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import show_size

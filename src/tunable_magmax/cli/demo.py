@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import note, show_result, working
 from tunable_magmax.experiments.options import DemoOptions
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import show_result, table, tell, working, wrapped
 from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.files import show_size

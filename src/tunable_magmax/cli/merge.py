@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working, wrapped
 from tunable_magmax.errors import plural, some_of
 from tunable_magmax.files import show_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import show_result, table, working
 from tunable_magmax.errors import plural
 from tunable_magmax.files import show_size

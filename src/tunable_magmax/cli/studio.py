@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import is_quiet, note, show, show_result
 from tunable_magmax.studio.options import StudioOptions
 

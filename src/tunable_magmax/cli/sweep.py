@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.cli.parsing import parsed
+from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, warn, working
 from tunable_magmax.errors import one_line, plural
 from tunable_magmax.workflows.options import SUMMARY, SweepOptions

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import gather, refuse
+from tunable_magmax.data.arrays import held_out
 from tunable_magmax.data.data_sets import DATA_SETS, DataSet
 from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
 from tunable_magmax.data.samples import Kind, Samples, places_of
-from tunable_magmax.data.splits import held_out
 from tunable_magmax.errors import InputError, closest, some_of
 
 

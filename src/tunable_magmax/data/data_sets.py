@@ -17,12 +17,12 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text
+from tunable_magmax.data.arrays import split_groups
 from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
 from tunable_magmax.data.orders import Item, OrderSection, rooted
 from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
 from tunable_magmax.data.source import TEST_NAMES, TRAIN, find_splits, open_samples
-from tunable_magmax.data.splits import split_groups
 from tunable_magmax.errors import InputError, some_of
 
 Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]

@@ -12,8 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, Seed, Text
+from tunable_magmax.data.arrays import shuffled
 from tunable_magmax.data.samples import places_of
-from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.data.arrays import Floats, Ints
-from tunable_magmax.data.splits import CHOICE_STREAM, drawn
+from tunable_magmax.data.arrays import CHOICE_STREAM, Floats, Ints, drawn
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.merging.methods import method_class

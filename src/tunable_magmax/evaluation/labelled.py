@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tunable_magmax.data.arrays import Floats, Ints, choose_rows
+from tunable_magmax.data.arrays import Floats, Ints, choose_rows, limited
 from tunable_magmax.data.samples import Samples, by_name, places_of
-from tunable_magmax.data.splits import limited
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
 

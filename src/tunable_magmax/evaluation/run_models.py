@@ -17,7 +17,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.methods import method_class, read_options
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_encoder, builtin_labels
-from tunable_magmax.models.state import read_tensors, tensors_digest, tensors_of
+from tunable_magmax.models.pretrained import read_tensors, tensors_digest, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor

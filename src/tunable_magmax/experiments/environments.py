@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, ValidationError, WrapValidator
 
 from tunable_magmax.config import STRICT, Positive
+from tunable_magmax.data.arrays import shuffled
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
 

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, unit_rows
+from tunable_magmax.data.arrays import Floats, shuffled, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.memory import as_labels
-from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.labelled import label_benchmark, label_samples

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tunable_magmax import lottery
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
@@ -281,8 +281,8 @@ class RandomMix(Method):
         return self.drawn
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        lottery_state = lottery.lottery_state(self.options.seed, lottery.RANDOM_MIX, 0)
-        return kernels.draw(chunk, self.drawn, self.tops, lottery_state, out)
+        start = lottery_state(self.options.seed, RANDOM_MIX, 0)
+        return kernels.draw(chunk, self.drawn, self.tops, start, out)
 
 
 class Ties(Method):
@@ -314,7 +314,7 @@ class Ties(Method):
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         factors = [self.factors()[t] for t in self.voters]
         shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
-        states = [lottery.lottery_state(self.options.seed, lottery.TIES_CUT, t + 1) for t in self.voters]
+        states = [lottery_state(self.options.seed, TIES_CUT, t + 1) for t in self.voters]
         kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._cuts[tensor], states, out)
         return None
 

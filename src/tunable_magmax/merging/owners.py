@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
+from tunable_magmax.lottery import KEEP, LEFTOVERS, MASK, TIES_CUT, lottery_state
 from tunable_magmax.merging.kernels import (
     Chunk,
     Cut,
@@ -53,7 +53,7 @@ def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int)
             continue
         candidates = sum(step("count_common", held[t], free))
         counts[t] = min(candidates, budget[t])
-        state = lottery.lottery_state(seed, lottery.KEEP, t + 1)
+        state = lottery_state(seed, KEEP, t + 1)
         _choose(step, (held[t], free, chosen), counts[t], candidates, state)
         step("subtract", free, chosen)
         held[t], chosen = chosen, unused.pop() if unused else held[t]
@@ -61,7 +61,7 @@ def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int)
     for t in range(tasks):
         more = min(budget[t] - counts[t], unowned)
         if more:
-            state = lottery.lottery_state(seed, lottery.LEFTOVERS, t + 1)
+            state = lottery_state(seed, LEFTOVERS, t + 1)
             _choose(step, (free, free, chosen), more, unowned, state)
             step("subtract", free, chosen)
             step("unite", held[t], chosen)
@@ -93,7 +93,7 @@ def windows(n: int, candidates: int) -> Iterable[tuple[int, int]]:
     # Eight deviations each side of the expected threshold: a miss has odds of 1e-15 and costs another scan.
     half = (8 * sqrt(candidates * share * (1 - share)) + 16) / candidates
     while True:
-        yield max(0, int((share - half) * 2.0**64)), min(lottery.MASK, int((share + half) * 2.0**64))
+        yield max(0, int((share - half) * 2.0**64)), min(MASK, int((share + half) * 2.0**64))
         half = max(16 * half, 2.0**-40)
 
 
@@ -240,7 +240,7 @@ class MergedElements:
         keys = self._last_keys(tasks, groups, searches, seed)
         return [
             [
-                Cut(float(magnitudes[g, k]), keys.get((g, k), lottery.MASK)) if wanted[g, k] else Cut(np.inf, 0)
+                Cut(float(magnitudes[g, k]), keys.get((g, k), MASK)) if wanted[g, k] else Cut(np.inf, 0)
                 for k in range(len(tasks))
             ]
             for g in range(len(groups))
@@ -262,7 +262,7 @@ class MergedElements:
         while todo := [search for search in searches if search[:2] not in last]:
             scans = []
             for g, k, _, _, magnitude in todo:
-                state = lottery.lottery_state(seed, lottery.TIES_CUT, tasks[k] + 1)
+                state = lottery_state(seed, TIES_CUT, tasks[k] + 1)
                 scans.append(EqualScan(g, tasks[k], magnitude, state, *next(wider[g, k])))
             answers = zip(*self._ask_all("scan_equal", groups, scans), strict=True)
             for (g, k, n, _, _), scan, (below, keys) in zip(todo, scans, map(added, answers), strict=True):

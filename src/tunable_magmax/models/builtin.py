@@ -23,8 +23,7 @@ from tunable_magmax.models.encoder import Encoder, input_tools
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config, read_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tunable_magmax.data.arrays import Floats, Ints
-from tunable_magmax.data.splits import FOLD_STREAM, drawn
+from tunable_magmax.data.arrays import FOLD_STREAM, Floats, Ints, drawn
 
 FOLDS = 5
 NO_VARIANCE = 1e-12

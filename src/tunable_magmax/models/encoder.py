@@ -29,9 +29,9 @@ from tunable_magmax.models.pretrained import (
     pools_first_token,
     quiet,
     read_config,
+    read_state,
     text_length,
 )
-from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
     import torch

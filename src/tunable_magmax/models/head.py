@@ -20,7 +20,7 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.state import tensors_digest
+from tunable_magmax.models.pretrained import tensors_digest
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0

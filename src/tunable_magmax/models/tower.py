@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_folder
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.pretrained import load_module, put_companions, quiet
-from tunable_magmax.models.state import tensors_digest
+from tunable_magmax.models.pretrained import load_module, put_companions, quiet, tensors_digest
 
 if TYPE_CHECKING:
     from torch import nn

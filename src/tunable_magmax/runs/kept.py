@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.arrays import KEPT_STREAM, drawn
 from tunable_magmax.data.images import open_image_files, pillow
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples, warn_unreadable
-from tunable_magmax.data.splits import KEPT_STREAM, drawn
 from tunable_magmax.data.tables import csv_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (

@@ -19,11 +19,10 @@ from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.site import Site
+from tunable_magmax.preference.site import Site, estimate
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.options import Reading, SiteSources
-from tunable_magmax.workflows.prefer import find_preference
 
 THUMBNAIL = 96
 LONGEST_TEXT = 300
@@ -110,7 +109,7 @@ def estimate_site(
     site = Site(run, SiteSources(inputs=place), Reading(device=device), 0, progress)
     with collected_warnings() as texts:
         estimated = replace(site, sources=SiteSources(labelled=place)) if labelled and use_labels else site
-        preference = find_preference(estimated)
+        preference = estimate(estimated)
         preset = Preset("samples", "from samples", preference, out / "site-samples.json")
         preference.save(out / "site-samples.json")
         assigned = assign(site, preference)

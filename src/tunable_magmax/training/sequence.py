@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tunable_magmax.data.arrays import unit_rows
+from tunable_magmax.data.arrays import limited, unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.data_sets import imported
-from tunable_magmax.data.splits import limited
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed

@@ -15,8 +15,8 @@ import numpy as np
 from tunable_magmax.checkpoints.companions import are_generic, model_type
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
+from tunable_magmax.data.arrays import limited
 from tunable_magmax.data.samples import Samples, by_name, with_names
-from tunable_magmax.data.splits import limited
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError, bulleted, closest, some_of
 from tunable_magmax.evaluation.run_models import task_labels

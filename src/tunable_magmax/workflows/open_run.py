@@ -125,7 +125,7 @@ class Run(RunDirectory):
         """
         from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.builtin import builtin_labels
-        from tunable_magmax.models.state import read_tensors
+        from tunable_magmax.models.pretrained import read_tensors
 
         found = [builtin_labels(path) for path in self.tasks]
         if any(labels is not None for labels in found) and {builtin_labels(self.base)} != set(found):

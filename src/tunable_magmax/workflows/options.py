@@ -2,7 +2,7 @@
 
 Those of a command are one frozen dataclass: plain fields with a default and a docstring below, and groups of options
 that several commands share as nested fields. The command line, the methods of `Run` in Python and the records are made
-from these classes. Where a field takes anything, cli/parsing.py says what the command line takes. The module imports
+from these classes. Where a field takes anything, cli/app.py says what the command line takes. The module imports
 next to nothing, because `tmx --help` reads it.
 """
 

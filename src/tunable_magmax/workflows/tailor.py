@@ -41,12 +41,11 @@ from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Head, head_bytes
 from tunable_magmax.preference.preference import Preference, read_preference
-from tunable_magmax.preference.site import Site, completed
+from tunable_magmax.preference.site import Site, completed, estimate
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import Material, open_material
 from tunable_magmax.workflows.options import SAMPLES, SiteSources, TailorOptions, flat
 from tunable_magmax.workflows.options import Output as OutputOptions
-from tunable_magmax.workflows.prefer import find_preference
 from tunable_magmax.workflows.tailored import (
     HEAD,
     PREFERENCE,
@@ -145,7 +144,7 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     site = Site(run, options.sources, options.reading, options.seed, progress)
     with collected_warnings() as texts:
         # The mixture is found before the models are read, so that base and tasks are in memory once.
-        preference = find_preference(site) if given is None else completed(given, run)
+        preference = estimate(site) if given is None else completed(given, run)
         with Bench(run, seed=options.seed, device=options.reading.device, progress=progress) as bench:
             material = open_material(bench, preference, site, fits=options.head != "old")
             decision = decide(bench, material, preference, options)

@@ -81,7 +81,7 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
         for name in classes:
             rows[name] = run.mean_embedding(encoder, name)
     trained = enter(path, rows, logit_scale=50)
-    trained.register_head(path / "head.safetensors", path / "base")
+    trained.register_head(path / "head.safetensors")
     for task, classes in TASKS.items() if profiled else ():
         samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
         encoder = load_encoder(path / task, "cpu", assets=path / "base")

@@ -64,7 +64,7 @@ def test_a_whole_run_with_a_head(tmx, tmp_path, run):
     assert record["tasks"][1] == {"name": "cold", "checkpoint": "cold", "profile": "profiles/cold.safetensors"}
     assert (kept["samples"], kept["classes"], kept["source"]) == (10, ["blue", "green"], "training")
     assert made["tasks"][1]["kept"]["path"] == kept["path"]
-    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+    assert record["classifier"] == {"head": "classifier-head.safetensors"}
     warm, cold = Run.open(run).profiles
     assert (warm.base, warm.samples, len(warm.features)) == (cold.base, 6, 4)
     assert warm.base == cold.base == read_state(run / "base")[1]

@@ -94,7 +94,7 @@ def prepare(folder: Path) -> None:
         {"checkpoint": f"task{t}.safetensors", "name": f"t{t}", "profile": "profile.safetensors", "classes": ["cat"]}
         for t in (1, 2)
     ]
-    classifier = {"head": "head.safetensors", "checkpoint": "base.safetensors"}
+    classifier = {"head": "head.safetensors"}
     run = {"version": 1, "base": "base.safetensors", "tasks": entries, "classifier": classifier, "planned_tasks": 2}
     (folder / "run.json").write_text(json.dumps(run | {"benchmark": {"data": "here"}}))
     merge_checkpoints(

@@ -62,7 +62,7 @@ def test_profiles_and_a_head_are_registered(tmp_path):
     run.register("cats", profile=run.profile_name("cats"))
     assert [found and found.task for found in run.profiles] == ["cats", None]
     run.register("dogs", profile=run.profile_name("dogs"))
-    run.register_head(head, folder / "base")
+    run.register_head(head)
     for seen in (run, Run.open(folder)):
         assert [found.task for found in seen.require_profiles("a test")] == ["cats", "dogs"]
         assert seen.classes == {"cats": ("cats", "mice"), "dogs": ("dogs", "mice")}
@@ -70,7 +70,7 @@ def test_profiles_and_a_head_are_registered(tmp_path):
     assert (folder / "classifier-head.safetensors").read_bytes() == b"a head"
     record = json.loads((folder / "run.json").read_text())
     assert record["tasks"][0] == {**PLAIN["tasks"][0], "profile": "profiles/cats.safetensors"}
-    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+    assert record["classifier"] == {"head": "classifier-head.safetensors"}
 
 
 @pytest.mark.parametrize(

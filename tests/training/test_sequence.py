@@ -93,7 +93,7 @@ def test_a_run_is_complete(made):
         for name, classes in (("task-01", ["card", "hello"]), ("task-02", ["pay", "bill"]))
     ]
     assert record["benchmark"] == config.benchmark.record()
-    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+    assert record["classifier"] == {"head": "classifier-head.safetensors"}
     names = "base classifier-head.safetensors config.yaml kept profiles run.json task-01 task-02 training.json"
     assert sorted(item.name for item in run.path.iterdir()) == names.split()
     assert read_config(run.path / "config.yaml").record() == config.record()

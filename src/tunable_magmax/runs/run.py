@@ -75,11 +75,10 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class ClassifierEntry:
-    """The frozen head over all classes, and the encoder that it is of."""
+    """The frozen head over all classes."""
 
     __pydantic_config__ = LENIENT
     head: str
-    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -230,15 +229,14 @@ class Run:
         self.record = replace(self.record, tasks=tasks)
         self.save()
 
-    def register_head(self, head: Path, checkpoint: Path) -> None:
-        """Writes into run.json which classifier head the run has, and the encoder that it is of."""
+    def register_head(self, head: Path) -> None:
+        """Writes into run.json which classifier head the run has."""
         if not head.absolute().is_relative_to(self.path.absolute()):
             # The run must be complete when it is moved to where it is deployed.
             inside = self.path / HEAD_FILE
             write_atomic(inside, head.read_bytes())
             head = inside
-        entry = ClassifierEntry(_named_from(self.path, head), _named_from(self.path, checkpoint))
-        self.record = replace(self.record, classifier=entry)
+        self.record = replace(self.record, classifier=ClassifierEntry(_named_from(self.path, head)))
         self.save()
 
     def save(self) -> None:
@@ -278,7 +276,7 @@ class Run:
                 return
             # Where tasks have classifiers of their own, those are in the checkpoints.
             builtin = config.get("head", {}).get("source") == "builtin"
-            classifier = None if builtin else ClassifierEntry(HEAD_FILE, BASE)
+            classifier = None if builtin else ClassifierEntry(HEAD_FILE)
             yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"], planned_tasks))
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:

@@ -147,7 +147,7 @@ def _written(inputs: InitInputs, options: InitOptions, progress: Progress | None
         head = run.path / HEAD_FILE
         save_head(made, head)
     if isinstance(head, Path):
-        run.register_head(head, inputs.base)
+        run.register_head(head)
     if options.keep == 0 and not inputs.data:
         for name in run.names:
             run.register(name, kept=None)

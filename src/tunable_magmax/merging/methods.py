@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from torch import Tensor
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, PlaneRows, Planes, TensorPlace
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
 
@@ -244,12 +245,17 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
-    def tasks_read(self, size: int) -> Sequence[int]:
+    @cached_property
+    def voters(self) -> list[int]:
+        """The tasks whose factor is not 0."""
         return [t for t, factor in enumerate(self.factors()) if factor]
 
+    def tasks_read(self, size: int) -> Sequence[int]:
+        return self.voters
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        kept = [(t, factor) for t, factor in enumerate(self.factors()) if factor]
-        kernels.weighted_sum(chunk, [t for t, _ in kept], [factor for _, factor in kept], out)
+        factors = self.factors()
+        kernels.weighted_sum(chunk, self.voters, [factors[t] for t in self.voters], out)
         return None
 
 
@@ -285,20 +291,11 @@ class RandomMix(Method):
         return kernels.draw(chunk, self.drawn, self.tops, start, out)
 
 
-class Ties(Method):
+class Ties(TaskArithmetic):
     """Trim each task vector to its largest elements, elect a sign by sum, take the mean of those that agree."""
 
-    weights = "factors"
     reads = ("scope", "density", "normalize", "seed")
     counts_magnitudes = True
-
-    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        super().__init__(options, tasks, reusable)
-        self.voters = [t for t, factor in enumerate(self.factors()) if factor]
-        self._cuts: dict[int, list[Cut]] = {}
-
-    def tasks_read(self, size: int) -> Sequence[int]:
-        return self.voters
 
     def decide(self, merged: MergedElements) -> None:
         densities, groups = self.options.densities(self.tasks), _groups(merged.places, self.options.scope)

@@ -101,11 +101,7 @@ def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | 
         report = replace(merge.report(), names=names)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(assemble(start, layout, values, read), report, _module(base))
-
-
-def _module(source: StateDict | Module) -> Module | None:
-    return source if isinstance(source, Module) else None
+    return Merged(assemble(start, layout, values, read), report, base if isinstance(base, Module) else None)
 
 
 def _opened(base: StateDict | Module, tasks: Tasks) -> tuple[StateDict, list[StateDict], tuple[str, ...] | None]:
@@ -230,7 +226,7 @@ class MergeSession:
         threads: int | None = None,
     ) -> None:
         start, ends, self._names = _opened(base, tasks)
-        self._module = _module(base)
+        self._module = base if isinstance(base, Module) else None
         self._base, self._tasks = start, ends
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(ends), **self._patterns)

@@ -306,7 +306,7 @@ def _plan_for(
         return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
 
     counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
-    matrix_bytes, about_matrices = _largest_matrix(layout, options)
+    matrix_bytes = _matrix_bytes(layout, options)
     beside = counts + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
     vectors = (tasks + 1 if borrows else 1) + 2
@@ -327,29 +327,23 @@ def _plan_for(
     workspace = chunk * per_element + beside
     least = workspace + span
     if least > memory:
-        raise InputError(
-            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
-            f"give at least {-(-least // 2**20)} MiB{about_matrices}"
-        )
+        matrix = f"; {-(-matrix_bytes // 2**20)} of them are for the largest matrix" if matrix_bytes else ""
+        needed = f"give at least {-(-least // 2**20)} MiB{matrix}"
+        raise InputError(f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: {needed}")
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
     return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
 
 
-def _largest_matrix(layout: Layout, options: Options) -> tuple[int, str]:
-    """Returns the memory for the largest of the matrices that are merged whole, and what to say of it if it is much."""
-    matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
-    if not matrices or not method_class(options.method).merges_matrices:
-        return 0, ""
+def _matrix_bytes(layout: Layout, options: Options) -> int:
+    """Returns the memory for the largest of the matrices that are merged whole, one at a time."""
+    if not method_class(options.method).merges_matrices:
+        return 0
     from tunable_magmax.merging.singular import working_bytes
 
-    needed = [working_bytes(tensor.shape, 8 if tensor.working == "F64" else 4) for tensor in matrices]
-    tensor = matrices[needed.index(max(needed))]
-    return max(needed), (
-        f", of which {-(-max(needed) // 2**20)} are for {tensor.name!r} {list(tensor.shape)}, since {options.method} "
-        "merges matrices whole, one at a time; or leave such matrices out with exclude patterns"
-    )
+    matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
+    return max((working_bytes(each.shape, 8 if each.working == "F64" else 4) for each in matrices), default=0)
 
 
 def read_threads(threads: int | None) -> int:

@@ -80,7 +80,7 @@ def test_a_merge_shows_what_each_task_gave_to_each_layer(tmx, merge):
 
 def test_json_holds_the_layers(tmx, merge):
     found = json.loads(tmx("inspect", merge, "--json").out)
-    per_layer = found["merge"]["layers"].values()
+    per_layer = found["merge"]["layers"]
     assert [sum(layer["counts"][t] for layer in per_layer) for t in range(3)] == found["merge"]["counts"]
     assert found["merge"]["counts"][2] == 0
 

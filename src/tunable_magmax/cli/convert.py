@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from tunable_magmax.cli.app import parsed
@@ -36,4 +37,4 @@ def convert(source: Path, /, *, options: ConvertOptions = parsed(ConvertOptions)
         f"{done.out}: {plural(done.tensors, 'tensor')}, {plural(done.elements, 'element')}, "
         f"{show_size(done.bytes)}{tied}, in {plural(weights, 'weight file')}"
     )
-    show_result(done.to_dict(), [line, *(f"note: {note}" for note in done.notes)])
+    show_result(asdict(done), [line, *(f"note: {note}" for note in done.notes)])

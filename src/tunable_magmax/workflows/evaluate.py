@@ -90,7 +90,7 @@ def evaluate(model: Subject, data: Data = None, *, progress: Progress | None = N
     rows of all tasks' labels. `data`: labelled samples, a benchmark, or the path of either (a benchmark's is a YAML
     with its section); by default the test data of the run's benchmark.
 
-    >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
+    >>> evaluate("site-model", "site/test").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
     return measure(model, from_flat(EvalOptions, data=data, **options), progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tunable_magmax.engines.outputs import read_report, report_place
 from tunable_magmax.merging.report import MergeReport
 
 # What is shown of a merge's report.
-_SHOWN = "method tasks elements scale seed options budget counts leftovers copied warnings".split()  # noqa: SIM905
+_SHOWN = "method tasks names elements scale seed options budget counts leftovers copied warnings".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,7 @@ class Inspection:
         }
         if self.report is not None:
             merge = {name: getattr(self.report, name) for name in _SHOWN}
-            merge["layers"] = {
-                layer.name: {"tensors": layer.tensors, "elements": layer.elements, "counts": layer.counts}
-                for layer in layers(self.report)
-            }
-            if self.report.names is not None:
-                merge["names"] = self.report.names
-            content["merge"] = merge
+            content["merge"] = {**merge, "layers": [asdict(layer) for layer in layers(self.report)]}
         return content
 
 

@@ -85,7 +85,7 @@ class Run(RunDirectory):
 
         `inputs` and `labels` of the site may be of different samples; `labelled` are inputs with their labels. Without
         samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of the command:
-        method, prior, max_samples, split, text_column, device, ...
+        method, max_samples, split, text_column, device, ...
 
         >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
         (0.6666666666666666, 0.3333333333333333)

@@ -26,14 +26,8 @@ def prefer(
     options: PreferOptions = PreferOptions(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Preference:
-    """Finds how much each task of a run matters to a site; saves it, if the options say where.
-
-    >>> prefer("run", PreferOptions(sources=SiteSources(labels=Path("labels.txt")))).weights  # doctest: +SKIP
-    (0.75, 0.25)
-    """
+    """Finds how much each task of a run matters to a site; saves it, if the options say where."""
     run, out = run if isinstance(run, Run) else Run.open(os.fspath(run)), options.out
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'site.json'}")
     if out is not None and out.exists():
         try:
             Preference.load(out)

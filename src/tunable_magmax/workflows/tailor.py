@@ -120,10 +120,6 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     """Makes the model that a site needs, from what is known of it, as a directory that is all the site needs.
 
     The output appears whole or not at all; called again with the same, it returns the model that is there.
-
-    >>> options = TailorOptions(out=Path("site-model"), sources=SiteSources(inputs=Path("images")))  # doctest: +SKIP
-    >>> tailor("run", options).record.merge.method  # doctest: +SKIP
-    'tunable_magmax'
     """
     began = time.perf_counter()
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))

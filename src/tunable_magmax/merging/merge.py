@@ -455,9 +455,7 @@ class Merge:
         merged = {place.tensor for place in self.places}
         counts = self._counts(merged) or (0,) * self.tasks if method.owns else None
         if method.budget is not None and counts != method.budget:
-            raise ExactnessError(
-                f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
-            )
+            raise ExactnessError(f"the tasks own {counts} elements, not {method.budget}; please report this")
         tensors = {
             mergeable[k].name: TensorReport(
                 mergeable[k].shape,

@@ -184,10 +184,7 @@ class TunableMagmax(Method):
     def decide(self, merged: MergedElements) -> None:
         budget = self.options.budget
         if budget is not None and sum(budget) != merged.elements:
-            raise InputError(
-                f"the budget sums to {sum(budget):,}, but {merged.elements:,} elements are merged; "
-                "make it sum to that, or give weights instead"
-            )
+            raise InputError(f"the budget sums to {sum(budget):,}, but {merged.elements:,} elements are merged")
         groups = _groups(merged.places, self.options.scope)
         budgets = [
             list(budget) if budget is not None else split(self._proportions, sum(place.size for place in group))
@@ -480,9 +477,7 @@ def read_options(tasks: int, names: Sequence[str] | None = None, **given: Any) -
     if has_budget and not method_class(name).takes_budget:
         raise InputError(f"method {name!r} takes no budget; only tunable_magmax does")
     if has_budget and given.get("scope") == "tensor":
-        raise InputError(
-            "a budget counts elements of the whole model: give weights with scope 'tensor', or use scope 'model'"
-        )
+        raise InputError("a budget needs the scope 'model': give weights with scope 'tensor'")
     if given.get("scale") is None:
         given["scale"] = method_class(name).default_scale
     return Options.read(tasks, **given)

@@ -73,7 +73,6 @@ def test_ties_as_mergekit_means_it(tmp_path):
         "scale": 1,
         "out_dtype": "bfloat16",
     }
-    assert recipe.notes == ("int8_mask saves memory in mergekit; here masks are bits anyway, and it has no effect",)
 
 
 def test_defaults_are_mergekits_unless_the_file_has_a_parameter_of_ours(tmp_path):

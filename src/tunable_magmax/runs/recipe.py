@@ -144,6 +144,10 @@ _THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
 """Parameters of mergekit; a file that has one of ours beside them has our defaults."""
 _NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
 """Parameters that become other options, or none."""
+OWN_CLASSIFIERS = (
+    "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' own "
+    "classifiers; `tmx tailor` fits a head"
+)
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,13 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     try:
         names = _names([task.name for task in tasks], paths)
         options = _linear(file, tasks) if file.merge_method == "linear" else _options(file, tasks)
-        return Recipe(place_of(base, root), paths, options, names, tuple(_notes(file)))
+        return Recipe(
+            place_of(base, root),
+            paths,
+            options,
+            names,
+            (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else (),
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -291,19 +301,6 @@ def _by_model(file: RecipeFile, key: str, models: Sequence[ModelEntry]) -> dict[
             "some models have a weight and some have none; give one to each, 0 for those that do not matter"
         )
     return {"weights" if key == "weight" else key: values}
-
-
-def _notes(file: RecipeFile) -> Iterator[str]:
-    """Yields what a user should know."""
-    if file.parameters.get("int8_mask"):
-        yield "int8_mask saves memory in mergekit; here masks are bits anyway, and it has no effect"
-    if file.merge_method == "linear":
-        yield "linear is merged as task_arithmetic with the models' shares, which is the same mean"
-    if file.parameters.get("fitted_head"):
-        yield (
-            "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' "
-            "own classifiers; `tmx tailor` fits a head"
-        )
 
 
 def _same(root: Path, one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from models import tiny
 from PIL import Image
 
 from tunable_magmax.data import images
-from tunable_magmax.data.images import in_order, read_picture
+from tunable_magmax.data.images import map_in_threads, read_picture
 from tunable_magmax.data.memory import as_inputs
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
@@ -68,15 +68,15 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
         used.add(threading.get_ident())
         return k * k
 
-    results = in_order(work, items(), 3)
+    results = map_in_threads(work, items(), 3)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
     assert len(taken) <= 5 + 3 * images.IMAGES_AHEAD
     results.close()
     assert threading.get_ident() not in used
-    assert list(in_order(work, range(50), 3)) == [k * k for k in range(50)]
-    assert list(in_order(work, range(5), 1)) == [0, 1, 4, 9, 16]
+    assert list(map_in_threads(work, range(50), 3)) == [k * k for k in range(50)]
+    assert list(map_in_threads(work, range(5), 1)) == [0, 1, 4, 9, 16]
     with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda k: 1 // k, [1, 0, 1], 2))
+        list(map_in_threads(lambda k: 1 // k, [1, 0, 1], 2))
 
 
 def test_what_only_begins_like_an_image():

@@ -52,7 +52,7 @@ def open_image_files(files: Sequence[Path], origin: str, root: Path | None = Non
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         sizes = [files[position].stat().st_size for position in positions[:8] if files[position].exists()]
-        return in_order(read, (files[position] for position in positions), threads_for(max(sizes, default=0)))
+        return map_in_threads(read, (files[position] for position in positions), threads_for(max(sizes, default=0)))
 
     return Samples(origin, "image", len(files), load)
 
@@ -129,12 +129,12 @@ def threads_for(encoded_bytes: float) -> int:
     return min(cores, MOST_THREADS)
 
 
-def in_order(
+def map_in_threads(
     work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int, ahead: int | None = None
 ) -> Iterator[_Result]:
     """Yields `work` of each item, in order, at most `ahead` items (default: a few for each thread) before the reader.
 
-    >>> list(in_order(lambda x: x * x, range(5), 2))
+    >>> list(map_in_threads(lambda x: x * x, range(5), 2))
     [0, 1, 4, 9, 16]
     """
     if threads < 2:

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.data.images import in_order, read_picture, threads_for
+from tunable_magmax.data.images import map_in_threads, read_picture, threads_for
 from tunable_magmax.data.samples import Samples, Unreadable, text_samples
 from tunable_magmax.errors import InputError, closest, plural, required, shortened, some_of
 from tunable_magmax.files import load_json, parse_json
@@ -307,7 +307,7 @@ def _pictures(opened: Sequence[Any], files: Sequence[Path], column: str) -> Load
         return Unreadable(name, "empty") if value is None else read_picture(value, name)
 
     threads = threads_for(size / max(1, starts[-1]))
-    return lambda positions: in_order(decoded, encoded(positions), threads)
+    return lambda positions: map_in_threads(decoded, encoded(positions), threads)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.images import in_order
+from tunable_magmax.data.images import map_in_threads
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
@@ -122,7 +122,7 @@ def prepare(
     threads = min(DECODING_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
     batches = samples.batches(wanted, INPUTS_AT_ONCE, failed)
     # A few batches at a time: hundreds of decoded images each, before they are made smaller.
-    for where, part in in_order(
+    for where, part in map_in_threads(
         lambda batch: (batch[0], _decode(encoder, batch[1], samples.kind)), batches, threads, DECODING_THREADS
     ):
         kept += where

@@ -89,18 +89,13 @@ def read_tasks(texts: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...] 
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """Splits NAME=PATH; a path that exists, or that has a folder before its =, has no name.
-
-    Of several =, the one counts behind which there is a path that exists, else the first.
-    """
-    parts = text.split("=")
-    if len(parts) == 1 or "/" in parts[0] or Path(text).exists():
+    """Splits NAME=PATH at the first =; a path that exists, or that has a folder before its =, has no name."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or Path(text).exists():
         return None, text
-    splits = [("=".join(parts[:k]).strip(), "=".join(parts[k:])) for k in range(1, len(parts))]
-    name, path = next(((name, path) for name, path in splits if path and Path(path).exists()), splits[0])
-    if not name or not path:
+    if not name.strip() or not path:
         raise InputError(f"{text!r}: expected NAME=PATH or a path")
-    return name, path
+    return name.strip(), path
 
 
 def folder_name(path: Path) -> str:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,7 +24,7 @@ Answer = dict[str, Any]
 def forking(module: str, *flags: str, **how: Any) -> Iterator[Callable[..., Answer]]:
     """A function that has one order done and tells how it went: "killed", "crashed", or what the child answers.
 
-    `flags` are the interpreter's; an order with a "delay" is killed after so many seconds.
+    `flags` are the interpreter's.
     """
     with subprocess.Popen(
         [sys.executable, *flags, __file__, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how
@@ -46,7 +44,6 @@ def forking(module: str, *flags: str, **how: Any) -> Iterator[Callable[..., Answ
 
 def serve(order: dict[str, Any], work: Callable[[dict[str, Any]], Answer]) -> Answer:
     answers, writing = os.pipe()
-    started = time.monotonic()
     child = os.fork()
     if child == 0:
         status = 70
@@ -60,16 +57,13 @@ def serve(order: dict[str, Any], work: Callable[[dict[str, Any]], Answer]) -> An
         finally:
             os._exit(status)
     os.close(writing)
-    if order.get("delay") is not None:
-        time.sleep(order["delay"])
-        os.kill(child, signal.SIGKILL)
     with open(answers, "rb") as pipe:
         content = pipe.read()
     status = os.waitpid(child, 0)[1]
-    answer = {"seconds": time.monotonic() - started}
     if os.WIFSIGNALED(status):
-        return {**answer, "killed": os.WTERMSIG(status)}
-    return {**answer, **(json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)})}
+        return {"killed": os.WTERMSIG(status)}
+    answer: Answer = json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)}
+    return answer
 
 
 if __name__ == "__main__":

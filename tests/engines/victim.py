@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +19,10 @@ STEPS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "write", "pos
 
 
 class Steps:
-    """Counts the system calls that change the disk; kills this process before or after the n-th, or slows them down."""
+    """Counts the system calls that change the disk; kills this process before or after the n-th."""
 
-    def __init__(self, deadly: int | None, pause: float) -> None:
-        self.count, self.deadly, self.pause = 0, deadly, pause
+    def __init__(self, deadly: int | None) -> None:
+        self.count, self.deadly = 0, deadly
         for name in STEPS:
             setattr(os, name, self.counted(getattr(os, name)))
 
@@ -40,15 +39,13 @@ class Steps:
         self.count += 1
         if self.count == self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.pause:
-            time.sleep(self.pause)
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """In the child: do it and say how it went."""
     if order.get("largest_file") is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
-    steps = Steps(order.get("deadly"), order.get("pause", 0))
+    steps = Steps(order.get("deadly"))
     try:
         merge_checkpoints(order["base"], order["tasks"], order["out"], **order["options"])
     except TmxError as error:

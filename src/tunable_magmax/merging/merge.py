@@ -226,9 +226,8 @@ class Merge:
             for t, values in enumerate(chunk.tasks):
                 same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
                 survey.changed[k, t] |= not bool(same.all())
-                finite = values.isfinite() & chunk.base.isfinite()
-                survey.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
-                survey.nonfinite[k, t + 1] += int((~values.isfinite()).sum())
+                finite = values.isfinite() & ((values - chunk.base).isfinite() | ~chunk.base.isfinite())
+                survey.nonfinite[k, t + 1] += int((~finite).sum())
             survey.nonfinite[k, 0] += int((~chunk.base.isfinite()).sum())
             return ()
 

@@ -27,45 +27,35 @@ class Survey:
     >>> found.refuse(["w"], ["base", "task 1", "task 2"])
     Traceback (most recent call last):
     tunable_magmax.errors.InputError: values that can't be merged:
-      - task 1: 'w' has 3 values that are NaN or infinite
+      - task 1: 'w' has 3 values that are NaN or infinite, or less the base's
     Mend these checkpoints, or leave the tensors out with exclude patterns.
     """
 
     changed: NDArray[np.bool_]
     nonfinite: NDArray[np.int64]
-    """Values that are NaN or infinite in base and tasks [tensors, T + 1]; 0 where all differences are finite."""
-    overflow: NDArray[np.bool_]
-    """Whether a difference of finite values is infinite [tensors, T]."""
+    """Values of base and tasks [tensors, T + 1] that are NaN or infinite, themselves or less the base's finite ones."""
     squares: NDArray[np.float64]
     """The squared length of the last task vector [tensors]."""
 
     @classmethod
     def nothing(cls, tensors: int, tasks: int) -> Survey:
         """Returns a survey in which nothing changed and all is finite."""
-        shape = (tensors, tasks)
         nonfinite = np.zeros((tensors, tasks + 1), np.int64)
-        return cls(np.zeros(shape, np.bool_), nonfinite, np.zeros(shape, np.bool_), np.zeros(tensors))
+        return cls(np.zeros((tensors, tasks), np.bool_), nonfinite, np.zeros(tensors))
 
     def add(self, other: Survey) -> None:
         """Adds the survey of other ones of the tensors, with nothing for those of this one."""
-        for name in ("changed", "nonfinite", "overflow", "squares"):
+        for name in ("changed", "nonfinite", "squares"):
             ours = getattr(self, name)
             ours += getattr(other, name)
 
     def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """Raises an `InputError` that lists every merged tensor with values that can't be merged."""
-        if not (self.nonfinite.any() or self.overflow.any()):
-            return
-        problems: list[str] = []
-        for k, name in enumerate(names):
-            if not self.changed[k].any():
-                continue
-            for label, count in zip(labels, self.nonfinite[k], strict=True):
-                if count:
-                    problems.append(f"{label}: {name!r} has {count:,} values that are NaN or infinite")
-            for label, too_far in zip(labels[1:], self.overflow[k], strict=True):
-                if too_far:
-                    problems.append(f"{label}: {name!r} is so far from the base that the difference overflows")
+        merged = self.nonfinite * self.changed.any(axis=1, keepdims=True)
+        problems = [
+            f"{labels[t]}: {names[k]!r} has {merged[k, t]:,} values that are NaN or infinite, or less the base's"
+            for k, t in np.argwhere(merged).tolist()
+        ]
         if problems:
             raise InputError(
                 f"values that can't be merged:\n{bulleted(problems)}\n"

@@ -319,11 +319,8 @@ class RunningMagmax:
             fresh[tensor.name] = difference
         self.last_length = math.sqrt(math.fsum(float(v.double().square().sum()) for v in fresh.values()))
         for name, difference in fresh.items():
-            so_far = self.vector.get(name)
-            if so_far is None:
-                self.vector[name] = difference
-            else:
-                self.vector[name] = torch.where(difference.abs() >= so_far.abs(), difference, so_far)
+            so_far = self.vector.setdefault(name, difference)
+            self.vector[name] = torch.where(difference.abs() >= so_far.abs(), difference, so_far)
 
     @torch.no_grad()
     def merged(self, scale: float | str = "matched") -> dict[str, Tensor]:

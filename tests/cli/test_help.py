@@ -11,7 +11,7 @@ import pytest
 import tunable_magmax
 from tunable_magmax.cli.app import COMMANDS, app
 
-MOST_OPTIONS = 142
+MOST_OPTIONS = 141
 """Options of all commands together; a new one replaces another."""
 COLUMNS, LINES = 80, 96
 """Two screens."""

@@ -64,34 +64,6 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
         assert run.prefer(inputs=same).weights == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"inputs": []}, "an empty list"),
-        ({"inputs": 5}, "a int"),
-        ({"inputs": ["hello", 5]}, "2 is a int"),
-        ({"inputs": [np.zeros((3, 8, 8), np.float32)]}, "of float32"),
-        ({"inputs": {"text": ["hello"]}}, "a dict"),
-        ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
-        ({"labelled": ["hello"]}, r"sample 1 is a str.* zip\(inputs, labels\)"),
-        ({"weights": {"frist": 1}}, "did you mean 'first'"),
-    ],
-)
-def test_what_cannot_be_samples_is_refused(text_run, given, says):
-    with pytest.raises(tmx.InputError, match=says):
-        tmx.open_run(text_run.path).prefer(**given)
-
-
-def test_errors_name_arguments_not_options(text_run):
-    run = tmx.open_run(text_run.path)
-    with pytest.raises(tmx.InputError, match="what is known of the site"):
-        run.prefer()
-    with pytest.raises(
-        tmx.InputError, match=r"no estimator is called 'prob' \(did you mean 'probe'\?\); known: auto, "
-    ):
-        run.prefer(labels=["red"], method="prob")
-
-
 def test_weights_may_be_by_name(text_run):
     run = tmx.open_run(text_run.path)
     assert run.prefer(weights={"second": 1}).weights == (0, 1)

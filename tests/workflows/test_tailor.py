@@ -29,13 +29,8 @@ from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.options import InitOptions, SiteSources, TailorOptions, from_flat
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import (
-    HeadRecord,
-    MergeRecord,
-    MixtureRecord,
     Tailored,
-    TailorRecord,
     read_record,
-    record_lines,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -418,24 +413,3 @@ def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
     assert found.record.head.kind == "fitted"
     assert set(found.record.expected) == {"tailored", "base", "last"}
     assert verify_checkpoint(tmp_path / "out").ok
-
-
-# -- in words ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["fitted", "old"])
-@pytest.mark.parametrize("method", ["tunable_magmax", "last_task"])
-def test_what_is_told_names_tasks_and_whose_error_it_is(kind, method):
-    names = [f"a-task-with-quite-a-long-name-{k:02d}" for k in range(10)]
-    mixture = MixtureRecord(
-        "probe", 10_000, dict.fromkeys(names, 0.1), {name: [0.05, 0.15] for name in names}, 0.07, 9.9
-    )
-    head = HeadRecord(kind, "it is as good", 10_000, 480, 2_000, True, 10.3, 11.4, None, 100)
-    expected = {name: [1.0, 1.0, 1.0] for name in ("tailored", "base", "last")}
-    record = TailorRecord({"inputs": "site"}, mixture, MergeRecord(method, 0.5, "by rule"), head, expected, "last")
-    lines = {title: (result, reason) for title, result, reason in record_lines(record)}
-    assert [*lines] == ["mixture", "merge", "head", "expected", "simpler"]
-    assert names[0] in lines["mixture"][0]
-    assert "expected error of these weights 0.07" in lines["mixture"][1]
-    assert "trained on" in lines["expected"][1]
-    assert ("as it is" in lines["merge"][0]) == (method == "last_task")

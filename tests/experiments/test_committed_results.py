@@ -11,10 +11,10 @@ import pytest
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.records import AlphaRecord
+from tunable_magmax.experiments.records import AlphaRecord, SequenceRecord
 from tunable_magmax.experiments.reproduce import missing_jobs
 from tunable_magmax.experiments.results import Difference, Results, Score, load_results, paired, write_summary
-from tunable_magmax.experiments.tables import Cell, overall_tables, setting_tables
+from tunable_magmax.experiments.tables import Cell, accuracy_table, overall_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DEVELOPMENT = ROOT / "results", ROOT / "results-development"
@@ -57,7 +57,7 @@ def by_name(measured: Results) -> dict[str, dict[str, list[Score]]]:
     """All rows of each setting by the last part of its name; those of results-development by their folders."""
     found = {setting.split("/")[1]: measured.rows(setting) for setting in measured.settings}
     for file in DEVELOPMENT.rglob("records.jsonl"):
-        results = load_results(file)
+        results = load_results(file.parent)
         found[file.parent.name] = results.rows(results.settings[0])
     return found
 
@@ -73,11 +73,11 @@ def scores(rows: dict[str, list[Score]], name: str, level: str = "D") -> list[Sc
     """The scores of a row in the five ratios (D), or in a level such as M5, or in "all"."""
     names = ROWS[name.strip("*")]
     own = next((rows[row] for row in ([names] if isinstance(names, str) else names) if row in rows), [])
-    return [each for each in own if level in ("all", each.mixture, each.mixture[0])]
+    return [each for each in own if level in ("all", each.found.mixture, each.found.mixture[0])]
 
 
 def accuracy(found: list[Score]) -> str:
-    return f"{mean(100 * each.accuracy for each in found):.1f}" if found else "–"
+    return f"{mean(100 * each.found.accuracy for each in found):.1f}" if found else "–"
 
 
 def shown(found: Difference | None) -> str:
@@ -86,8 +86,8 @@ def shown(found: Difference | None) -> str:
     return Cell(100 * found.mean, interval=(100 * found.low, 100 * found.high), signed=True).shown
 
 
-def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) -> None:
-    again = write_summary(RESULTS, tmp_path / "summary.json")
+def test_the_summary_is_what_the_command_makes_of_the_records(measured: Results, tmp_path: Path) -> None:
+    again = write_summary(measured, tmp_path)
     assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
 
 
@@ -110,7 +110,7 @@ def test_differences_are_those_of_the_records(by_name: dict[str, dict[str, list[
             first, second = re.findall("`(.*?)`", name)
             for setting, cell in zip(heads[1:], cells, strict=True):
                 own = [
-                    [each for each in by_name[setting].get(row, ()) if each.mixture.startswith("D")]
+                    [each for each in by_name[setting].get(row, ()) if each.found.mixture.startswith("D")]
                     for row in (first, second)
                 ]
                 assert cell == shown(paired(*own)), (setting, name)
@@ -121,7 +121,7 @@ def test_expected_accuracies_are_those_of_the_records(by_name: dict[str, dict[st
     assert {setting for setting, *_ in lines} == {name for name in by_name if not name.endswith("-seed7")}
     for setting, _, *cells in lines:
         found = by_name[setting]["tailor:auto"]
-        told = [(each.found.expected["tailored"], each.accuracy) for each in found]
+        told = [(each.found.expected["tailored"], each.found.accuracy) for each in found]
         off = [100 * (expected[0] - share) for expected, share in told]
         held = sum(low <= share <= high for (_, low, high), share in told)
         assert cells == [Cell(mean(off), signed=True).shown, f"{mean(map(abs, off)):.1f}", f"{held} of {len(off)}"], (
@@ -138,8 +138,8 @@ def test_alpha_and_what_is_given_at_random_are_those_of_the_records(
             alpha = None if name == "MAGMAX" else float(name.split()[1])
             points = [
                 point
-                for record in measured.records
-                if isinstance(record, AlphaRecord) and record.setting.endswith(f"/{setting}") and record.scale == 0.5
+                for record in measured.of(AlphaRecord, next(s for s in measured.settings if s.endswith(f"/{setting}")))
+                if record.scale == 0.5
                 for point in record.points
                 if (record.method, point.alpha) == ("magmax" if alpha is None else "tunable", alpha)
             ]
@@ -149,7 +149,7 @@ def test_alpha_and_what_is_given_at_random_are_those_of_the_records(
     for name, *cells in lines:
         for setting, cell in zip(heads[1:], cells, strict=True):
             row = f"tunable:label@matched{',compare=active' if 'active' in name else ''}"
-            shares = [100 * each.found.leftovers for each in by_name[setting][row] if each.mixture[0] == "D"]
+            shares = [100 * each.found.leftovers for each in by_name[setting][row] if each.found.mixture[0] == "D"]
             assert cell == f"{mean(shares):.0f} (up to {max(shares):.0f})", (setting, name)
 
 
@@ -158,7 +158,7 @@ def test_the_answers_are_those_of_the_records(by_name: dict[str, dict[str, list[
     [(_, lines)] = tables(DOCS, "question")
     cited = re.findall(r"([+−]?[\d.]+ \[[^]]+\])", "".join(answer for _, answer in lines))
     found = {
-        shown(paired(*([each for each in rows.get(row, ()) if each.mixture.startswith(level)] for row in pair)))
+        shown(paired(*([each for each in rows.get(row, ()) if each.found.mixture.startswith(level)] for row in pair)))
         for rows in by_name.values()
         for pair in PAIRS
         for level in ("D", "M5", "M10")
@@ -173,7 +173,9 @@ def test_the_answers_without_an_interval_are_those_of_the_records(
     answers = dict(tables(DOCS, "question")[0][1])
     sizes, held, count = [], 0, 0
     for setting in measured.settings:
-        told = [(each.found.expected["tailored"], each.accuracy) for each in measured.rows(setting)["tailor:auto"]]
+        told = [
+            (each.found.expected["tailored"], each.found.accuracy) for each in measured.rows(setting)["tailor:auto"]
+        ]
         sizes.append(mean(abs(100 * (expected[0] - share)) for expected, share in told))
         held += sum(low <= share <= high for (_, low, high), share in told)
         count += len(told)
@@ -184,7 +186,7 @@ def test_the_answers_without_an_interval_are_those_of_the_records(
     for setting in ("clinc150-10", "flowers102-10"):
         of_few, of_many = (by_name[f"{setting}{end}"] for end in ("-heldout", ""))
         assert f"{accuracy(scores(of_few, 'tailored'))} instead of {accuracy(scores(of_many, 'tailored'))} %" in few
-        whole, less = (mean(each.accuracy for each in scores(rows, "base, fitted")) for rows in (of_many, of_few))
+        whole, less = (mean(each.found.accuracy for each in scores(rows, "base, fitted")) for rows in (of_many, of_few))
         base.append(f"{100 * (whole - less):.0f}")
     assert few.endswith(f"falls by {base[0]} and {base[1]}.")
 
@@ -224,7 +226,7 @@ def test_training_took_as_long_as_is_said(measured: Results) -> None:
             record.seconds
             for setting in measured.settings
             if setting.startswith(f"{model}/")
-            for record in measured.sequences(setting)
+            for record in measured.of(SequenceRecord, setting)
         ]
         assert f"{min(seconds):.0f} to {max(seconds):.0f} s ({model})" in DOCS
 
@@ -247,7 +249,7 @@ def test_readmes_table_is_that_of_the_records(by_name: dict[str, dict[str, list[
 
 
 def test_the_committed_reports_hold_the_tables_that_the_records_give(measured: Results) -> None:
-    of_settings = {RESULTS / setting: setting_tables(measured, setting) for setting in measured.settings}
+    of_settings = {RESULTS / setting: [accuracy_table(measured, setting)] for setting in measured.settings}
     for folder, own in {**of_settings, RESULTS: overall_tables(measured)}.items():
         text = (folder / "report.md").read_text(encoding="utf-8")
         assert own

@@ -92,8 +92,6 @@ def test_stopped_in_the_middle_of_an_environment_it_ends_with_the_same_records(d
     row = next(record for record in known if record.name == "magmax@best")
     kept = [*(record for record in known if record.kind == "scale"), replace(row, environments=row.environments[:2])]
     append_records(file, kept)
-    with file.open("a") as cut:
-        cut.write('{"kind": "row", "setting": "toy/co')  # as a kill leaves it
     lacking = missing_jobs(experiment, file.parent)
     assert [len(job.rows) for job in lacking] == [0, 2, 2, 3, 3]
     reproduce(experiment, tmp_path / "results", tmp_path / "work", "cpu")  # trains again, too

@@ -21,7 +21,6 @@ from tunable_magmax.errors import InputError, required
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
-from tunable_magmax.experiments.tables import slug
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.head import Linear
@@ -127,7 +126,7 @@ def run_demo(
         for number, site in enumerate(SITES):
             _write_site(place, number, seed, size, report)
             sources = SiteSources(inputs=_folder(place, site) / "inputs")
-            options = TailorOptions(place / "models" / slug(site), sources, reading=Reading(device="cpu"))
+            options = TailorOptions(place / "models" / site.replace(" ", "-"), sources, reading=Reading(device="cpu"))
             made[site] = tailor(place / "run", options, report)
         story = _measure(place, made, size, report)
     tasks = [f"{task}\n{drawn}" for task, drawn in zip(story.tasks, story.characters, strict=True)]
@@ -174,7 +173,7 @@ def _config(place: Path, seed: int, size: DemoSize) -> tuple[TrainConfig, str]:
 
 
 def _folder(place: Path, site: str) -> Path:
-    return place / "sites" / slug(site)
+    return place / "sites" / site.replace(" ", "-")
 
 
 def _write_site(place: Path, number: int, seed: int, size: DemoSize, report: Progress) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-DATA_SETS: Mapping[str, Sequence[int]] = {"cifar100": (5, 20, 50), "imagenet-r": (5, 20, 50)}
-"""The paper's data sets, each with its numbers of tasks."""
-NOTE = (
+NOTES = (
     "The paper's Tunable MAGMAX numbers were made with `scope: tensor` and `compare: active` (its released code); its "
-    "text describes `scope: model` and `compare: all`."
-)
-AGAIN_NOTE = (
+    "text describes `scope: model` and `compare: all`.",
     "The authors ran CIFAR-100 again with a warm-up of 10% of each task's steps (published: 500 steps, which the short "
-    "tasks never leave) and with the same environments for all methods."
+    "tasks never leave) and with the same environments for all methods.",
+    "Other models than the paper's are stand-ins: compare the order of the rows, not the numbers.",
 )
 ROWS = (
     "sequential@0.5",  # "Baseline": the released code takes half of the last task vector

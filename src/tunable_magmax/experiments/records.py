@@ -1,24 +1,20 @@
-"""An experiment's records: lines of JSON, written when a job is done, which a killed run leaves readable."""
+"""An experiment's records: lines of JSON, written when a job is done."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from tunable_magmax.errors import InputError, StorageError, bulleted
-from tunable_magmax.runs.run import is_run
+from tunable_magmax.errors import InputError
+from tunable_magmax.files import write_atomic
 
 RECORDS = "records.jsonl"
 Key: TypeAlias = tuple[str, str, int, str]
 """What a record is of: setting, kind, seed, name."""
-_CONFIG = ConfigDict(extra="ignore", ser_json_inf_nan="null")
-Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +27,10 @@ class EnvironmentScore:
     checkpoint. `leftovers`: the share of elements that were given by key alone. `known`: samples that were known.
     """
 
-    __pydantic_config__ = _CONFIG
     name: str
     mixture: str
-    right: Annotated[int, Field(ge=0)]
-    samples: Annotated[int, Field(ge=1)]
+    right: int
+    samples: int
     known: int | None = None
     error: float | None = None
     expected_error: float | None = None
@@ -46,14 +41,14 @@ class EnvironmentScore:
     simpler: str | None = None
     head: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.right > self.samples:
-            raise ValueError(f"{self.right} right of {self.samples} samples in {self.name}")
+    @property
+    def accuracy(self) -> float:
+        """The share that is right, from 0 to 1."""
+        return self.right / self.samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    __pydantic_config__ = _CONFIG
     kind: str = ""
     setting: str
     seed: int
@@ -88,7 +83,7 @@ class ScaleRecord(_Record):
 
     kind: Literal["scale"] = "scale"
     method: str
-    grid: dict[str, Share]
+    grid: dict[str, float]
     best: float
 
     @property
@@ -108,20 +103,14 @@ class RowRecord(_Record):
     def name(self) -> str:
         return self.row
 
-    def __add__(self, later: RowRecord) -> RowRecord:
-        """Returns both together; an environment of both is the later one's."""
-        both = {each.name: each for each in (*self.environments, *later.environments)}
-        return replace(self, environments=tuple(both.values()))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlphaPoint:
     """Accuracy on the first and the last task at one alpha; None: MAGMAX, which has none."""
 
-    __pydantic_config__ = _CONFIG
     alpha: float | None
-    first: Share
-    last: Share
+    first: float
+    last: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,70 +132,36 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Reads the records of a file; of those with one key the last. A last line that was cut off is left out.
-
-    Other lines that are no records are an `InputError` that names them all.
-    """
+    """Reads the records of a file, one for each key; a line that is no record is an `InputError`."""
     try:
-        *lines, tail = Path(path).read_bytes().split(b"\n")
+        lines = Path(path).read_bytes().splitlines()
     except OSError as error:
         raise InputError(f"{path}: no records of an experiment can be read there ({error.strerror})") from None
     found: list[Record] = []
-    problems = []
-    for number, line in enumerate([*lines, *([tail] if _is_json(tail) else [])], 1):
-        if not line.strip():
-            continue
+    for number, line in enumerate(lines, 1):
         try:
             found.append(_RECORD.validate_json(line))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            problems.append(f"line {number}: {f'{place}: ' if place else ''}{first['msg']}")
-    if problems:
-        raise InputError(f"{path}:\n{bulleted(problems)}\nRemove these lines; what they recorded is measured again")
-    return joined(found)
+            why = error.errors(include_url=False)[0]["msg"]
+            raise InputError(
+                f"{path}, line {number}: {why}. Remove the line; what it recorded is measured again"
+            ) from None
+    return _joined(found)
 
 
-def joined(records: Sequence[Record]) -> list[Record]:
+def _joined(records: Sequence[Record]) -> list[Record]:
     """Returns one record for each key: all environments of a row together, of others the last."""
     kept: dict[Key, Record] = {}
     for record in records:
         before = kept.get(record.key)
-        both = isinstance(before, RowRecord) and isinstance(record, RowRecord)
-        kept[record.key] = before + record if both else record  # type: ignore[operator]
+        if isinstance(before, RowRecord) and isinstance(record, RowRecord):
+            both = {each.name: each for each in (*before.environments, *record.environments)}
+            record = replace(before, environments=tuple(both.values()))
+        kept[record.key] = record
     return list(kept.values())
 
 
-def append_records(path: str | Path, records: Sequence[Record]) -> None:
-    """Adds records in one write. What a killed run left of its last line is removed first."""
-    path = Path(path)
-    lines = b"".join(_RECORD.dump_json(record, by_alias=True) + b"\n" for record in records)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b", buffering=0) as file:
-            file.seek(0)
-            content = file.read()
-            tail = content[content.rfind(b"\n") + 1 :]
-            if tail and _is_json(tail):
-                lines = b"\n" + lines
-            elif tail:
-                file.truncate(len(content) - len(tail))
-            if file.write(lines) < len(lines):
-                raise OSError("the disk is full")
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def find_records(place: str | Path) -> list[Path]:
-    """Returns the record files at a place: itself if it is a file, else all under the folder, in order of path."""
-    place = Path(place)
-    return [place] if place.is_file() else sorted(path for path in place.rglob(RECORDS) if not is_run(path.parent))
+def append_records(path: Path, records: Sequence[Record]) -> None:
+    """Adds records to a file, all or none."""
+    lines = b"".join(_RECORD.dump_json(record) + b"\n" for record in records)
+    write_atomic(path, (path.read_bytes() if path.exists() else b"") + lines)

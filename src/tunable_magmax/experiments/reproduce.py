@@ -54,7 +54,7 @@ def reproduce(
                 progress("measuring", done, len(plan.to_do))
     results = load_results(out)
     written = write_setting(results, experiment.setting, out / experiment.setting, experiment.about)
-    return [*written, *write_overview(results, out), write_summary(out)]
+    return [*written, *write_overview(results, out), write_summary(results, out)]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from tunable_magmax.experiments.results import (
     LEVEL,
     REPLICATES,
     Difference,
-    Mean,
     Results,
     Score,
     averaged,
     mixture_parts,
     paired,
     partial_rows,
-    setting_parts,
 )
 from tunable_magmax.experiments.rows import BY_RULE, RECOMMENDED
 
@@ -46,13 +44,13 @@ DIFFERENCES = (
     ("tunable:ot-raw@0.5", "magmax@0.5"),
 )
 """What is compared in all settings, where both rows were measured."""
-MODELS = {"tailored": None, "base": BASE, "last": LAST}
-"""The models whose accuracy is expected beforehand, and the rows that measure them; None: the tailored row itself."""
+MODELS = {"tailored": RECOMMENDED, "base": BASE, "last": LAST}
+"""The models whose accuracy is expected beforehand, and the rows that measure them."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its deviation or its interval, or a text; nothing is an empty cell.
+    """A number with its deviation or its interval; without a number an empty cell.
 
     >>> Cell(1.25, interval=(-0.5, 3.0), signed=True).shown
     '+1.2 [−0.5, +3.0]'
@@ -61,9 +59,7 @@ class Cell:
     value: float | None = None
     deviation: float | None = None
     interval: tuple[float, float] | None = None
-    text: str = ""
     digits: int = 1
-    best: bool = False
     signed: bool = False
 
     @property
@@ -74,14 +70,9 @@ class Cell:
     @property
     def shown(self) -> str:
         """All of it in one text."""
-        if self.value is None:
-            return self.text
-        parts = [f"**{self.number}**" if self.best else self.number]
-        if self.interval is not None:
-            parts.append(f"[{', '.join(map(self._number, self.interval))}]")
-        elif self.deviation is not None:
-            parts.append(f"±{self.deviation:.{self.digits}f}")
-        return " ".join([*parts, *([self.text] if self.text else [])])
+        deviation = "" if self.deviation is None else f" ±{self.deviation:.{self.digits}f}"
+        interval = "" if self.interval is None else f" [{', '.join(map(self._number, self.interval))}]"
+        return f"{self.number}{deviation}{interval}"
 
     def _number(self, value: float) -> str:
         text = f"{value:{'+' if self.signed else ''}.{self.digits}f}"
@@ -90,62 +81,50 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is the stem of its files; `notes` stand below it."""
+    """`name` is the stem of its files, `columns` begins with the heading of the labels, and `notes` stand below it.
+
+    Of the lines in `compared`, the largest number of each column is shown in bold.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    lines: Mapping[str, Sequence[Cell]]
     notes: tuple[str, ...] = ()
+    compared: Collection[str] = ()
 
     def markdown(self) -> str:
-        """Returns a pipe table under a heading; the best of a column is bold."""
-        numeric = [any(row[k].value is not None for row in self.rows) for k in range(len(self.columns))]
-        lines = [self.columns, ["---:" if right else "---" for right in numeric]]
-        lines += [[cell.shown.replace("|", r"\|") for cell in row] for row in self.rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n".join([f"### {self.title}", "", body, *(f"\n{note}" for note in self.notes)]) + "\n"
+        """Returns a pipe table under a heading."""
+        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)]]
+        for label, cells in self.lines.items():
+            bold = [f"**{cell.number}**{cell.shown.removeprefix(cell.number)}" for cell in cells]
+            is_best = [self._is_best(label, k) for k in range(len(cells))]
+            lines.append([label, *(bold[k] if is_best[k] else cell.shown for k, cell in enumerate(cells))])
+        body = [f"| {' | '.join(line)} |" for line in lines]
+        return "\n".join([f"### {self.title}", "", *body, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def _is_best(self, label: str, column: int) -> bool:
+        """Whether a number reads the same as the largest one that it is compared with."""
+        values = [value for each in self.compared if (value := self.lines[each][column].value) is not None]
+        return label in self.compared and self.lines[label][column].number == Cell(max(values, default=None)).number
 
     def csv(self) -> str:
-        """Returns numbers with all their digits; deviations and ends of intervals have columns of their own."""
-        columns: list[list[str]] = []
-        for heading, *cells in zip(self.columns, *self.rows, strict=True):
-            name = heading.replace("`", "")
-            columns.append(
-                [name, *(c.text.replace("`", "") if c.value is None else repr(float(c.value)) for c in cells)]
-            )
-            ends = [(None, None) if c.interval is None else c.interval for c in cells]
-            extras = {
-                "deviation": [c.deviation for c in cells],
-                "low": [e[0] for e in ends],
-                "high": [e[1] for e in ends],
-            }
-            for extra, values in extras.items():
-                if any(value is not None for value in values):
-                    columns.append([f"{name} {extra}", *("" if v is None else repr(float(v)) for v in values)])
+        """Returns a line for each number, with all its digits."""
         target = io.StringIO()
-        csv.writer(target, lineterminator="\n").writerows(zip(*columns, strict=True))
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow([self.columns[0], "column", "value", "deviation", "low", "high"])
+        for label, cells in self.lines.items():
+            for column, cell in zip(self.columns[1:], cells, strict=True):
+                if cell.value is not None:
+                    numbers = (cell.value, cell.deviation, *(cell.interval or (None, None)))
+                    writer.writerow([label.replace("`", ""), column.replace("`", ""), *numbers])
         return target.getvalue()
-
-
-def setting_tables(results: Results, setting: str) -> list[Table]:
-    """Returns the tables of one setting."""
-    return [table for table in (accuracy_table(results, setting),) if table.rows]
 
 
 def overall_tables(results: Results) -> list[Table]:
     """Returns the tables that show all settings together."""
-    tables = (differences_table(results), expected_table(results), *paper_tables(results))
-    return [table for table in tables if table.rows]
-
-
-def slug(text: str) -> str:
-    """Returns a name for files.
-
-    >>> slug("mini-clip/cifar100-20")
-    'mini-clip-cifar100-20'
-    """
-    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
+    tables = (differences_table(results), expected_table(results), paper_table(results))
+    return [table for table in tables if table.lines]
 
 
 # -- accuracies -------------------------------------------------------------------------------------------------------
@@ -155,49 +134,29 @@ def accuracy_table(results: Results, setting: str) -> Table:
     """Shows rows against mixtures: the paper's ratios with their average first, then equal shares of M tasks."""
     by_row, main = results.rows(setting), results.main_rows(setting)
     partial = partial_rows(main) | (by_row.keys() - main.keys())
-    counted = {each.mixture for scores in main.values() for each in scores}
-    known = {each.mixture for scores in by_row.values() for each in scores}
+    counted = {each.found.mixture for scores in main.values() for each in scores}
+    known = {each.found.mixture for scores in by_row.values() for each in scores}
     first, others = (sorted(some, key=mixture_parts) for some in (counted, known - counted))
-    lines: list[list[Cell]] = []
-    compared: list[int] = []
+    lines = {}
     for row, scores in by_row.items():
-        if row not in partial:
-            compared.append(len(lines))
-        means = [averaged(each for each in scores if each.mixture == mixture) for mixture in (*first, *others)]
-        means.insert(len(first), averaged(main.get(row, ())))
-        lines.append([Cell(text=f"`{row}`{PARTIAL if row in partial else ''}"), *map(percent, means)])
-    notes = [f"Mean over the draws of each mixture, {_over_seeds(by_row)}; best of a column in bold."]
+        cells = {name: percent([each for each in scores if each.found.mixture == name]) for name in (*first, *others)}
+        average = percent(main.get(row, ()))
+        label = f"`{row}`{PARTIAL if row in partial else ''}"
+        lines[label] = [*(cells[name] for name in first), average, *(cells[name] for name in others)]
+    notes = ["Mean over the draws of each mixture, ±standard deviation (n − 1) over seeds; best of a column in bold."]
     if partial:
         notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
-    return Table(
-        f"accuracy-{slug(setting)}",
-        f"{setting}: accuracy (%)",
-        ("row", *first, "Average", *others),
-        _best_of_columns(lines, compared),
-        tuple(notes),
-    )
+    columns = ("row", *first, "Average", *others)
+    compared = [label for label in lines if not label.endswith(PARTIAL)]
+    return Table("accuracy", f"{setting}: accuracy (%)", columns, lines, tuple(notes), compared)
 
 
-def percent(mean: Mean | None) -> Cell:
-    """Returns a share as percent, with its deviation."""
-    if mean is None:
+def percent(scores: Sequence[Score]) -> Cell:
+    """Returns the mean accuracy in percent, with its deviation over seeds."""
+    if not scores:
         return Cell()
+    mean = averaged(scores)
     return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation)
-
-
-def _over_seeds(by_row: dict[str, list[Score]]) -> str:
-    seeds = len({each.seed for scores in by_row.values() for each in scores})
-    return "one seed, so no deviation is given" if seeds == 1 else f"±standard deviation (n − 1) over {seeds} seeds"
-
-
-def _best_of_columns(lines: Sequence[list[Cell]], compared: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
-    """Marks the largest number of each column among some lines, and all that read the same."""
-    for column in range(1, len(lines[0]) if lines else 0):
-        values = {k: cell.value for k in compared if (cell := lines[k][column]).value is not None}
-        reads = f"{max(v for v in values.values() if v is not None):.1f}" if len(values) > 1 else None
-        for k, value in values.items():
-            lines[k][column] = replace(lines[k][column], best=f"{value:.1f}" == reads)
-    return tuple(map(tuple, lines))
 
 
 # -- differences ------------------------------------------------------------------------------------------------------
@@ -213,47 +172,34 @@ def points(difference: Difference | None) -> Cell:
 def differences_table(results: Results) -> Table:
     """Shows what one row has over another in every setting: the tailored model and its rivals, the parts one by one."""
     by_setting = {setting: results.main_rows(setting) for setting in results.settings}
-    lines, seeds = [], 0
+    lines = {}
     for row, rival in DIFFERENCES:
-        found = [paired(rows.get(row, ()), rows.get(rival, ())) for rows in by_setting.values()]
-        if any(found):
-            seeds = max(seeds, *(each.seeds for each in found if each))
-            lines.append((Cell(text=f"`{row}` minus `{rival}`"), *map(points, found)))
-    return Table(
-        "differences",
-        "Differences (points of accuracy)",
-        ("difference", *by_setting),
-        tuple(lines),
-        (interval_note(seeds), "Each difference is over the seeds and environments for which both rows were measured."),
+        cells = [points(paired(rows.get(row, ()), rows.get(rival, ()))) for rows in by_setting.values()]
+        if any(cell.value is not None for cell in cells):
+            lines[f"`{row}` minus `{rival}`"] = cells
+    notes = (
+        f"In brackets: {LEVEL:.0%} interval of a paired bootstrap over seeds and environments, {REPLICATES:,} samples, "
+        "seed 0. With three seeds it is a rough guide.",
+        "Each difference is over the seeds and environments for which both rows were measured.",
     )
-
-
-def interval_note(seeds: int) -> str:
-    """Explains how intervals were made, for below a table."""
-    drawn = "over environments alone (there is one seed)" if seeds < 2 else "over seeds and environments"
-    rough = f" With {seeds} seeds it is a rough guide." if 2 <= seeds < 5 else ""
-    return f"In brackets: {LEVEL:.0%} interval of a paired bootstrap {drawn}, {REPLICATES:,} samples, seed 0.{rough}"
+    return Table("differences", "Differences (points of accuracy)", ("difference", *by_setting), lines, notes)
 
 
 def headlines(results: Results) -> Iterator[str]:
-    """Yields a line for each setting: the best row, and the recommended one against the base with a fitted head.
-
-    MAGMAX stands in for the base where that was not measured.
-    """
+    """Yields a line for each setting: the best row, and the recommended one against the base with a fitted head."""
     for setting in results.settings:
-        by_row = results.main_rows(setting)
-        complete = {row: averaged(own) for row, own in by_row.items() if row not in partial_rows(by_row)}
-        shares = {row: mean.mean for row, mean in complete.items() if mean is not None}
+        rows = results.main_rows(setting)
+        shares = {row: averaged(scores).mean for row, scores in rows.items() if row not in partial_rows(rows)}
         if not shares:
             continue
         best = max(shares, key=lambda row: shares[row])
-        parts = [f"best {best} {100 * shares[best]:.1f}%"]
-        rival = next((name for name in (BASE, "magmax@best", "magmax@1") if name in shares), None)
-        lead = paired(by_row.get(RECOMMENDED, ()), by_row.get(rival or "", ()))
-        if RECOMMENDED in shares:
-            parts.append(f"recommended {RECOMMENDED} {100 * shares[RECOMMENDED]:.1f}%")
-            parts += [] if lead is None else [f"{points(lead).shown} over {rival}: {lead.verdict}"]
-        yield f"{setting}: {'; '.join(parts)}"
+        line = f"{setting}: best {best} {100 * shares[best]:.1f}%"
+        lead = paired(rows.get(RECOMMENDED, ()), rows.get(BASE, ()))
+        if lead is not None:
+            verdict = "ahead" if lead.low > 0 else "behind" if lead.high < 0 else "level"
+            own = f"recommended {RECOMMENDED} {percent(rows[RECOMMENDED]).number}%"
+            line = f"{line}; {own}; {points(lead).shown} over {BASE}: {verdict}"
+        yield line
 
 
 # -- what was expected -----------------------------------------------------------------------------------------------
@@ -261,70 +207,51 @@ def headlines(results: Results) -> Iterator[str]:
 
 def expected_table(results: Results) -> Table:
     """Shows the accuracy and the error of the weights that were expected, beside what came out."""
-    lines = []
+    lines = {}
     for setting in results.settings:
-        by_row = results.rows(setting)
-        own = by_row.get(RECOMMENDED, [])
+        rows = results.rows(setting)
+        tailored = rows.get(RECOMMENDED, [])
         for model, row in MODELS.items():
-            real = {(each.seed, each.environment): each.accuracy for each in (by_row.get(row, []) if row else own)}
-            expected = {(each.seed, each.environment): each.found.expected.get(model) for each in own}
-            pairs = [(real[at], *found) for at, found in expected.items() if found is not None and at in real]
-            if pairs:
-                truth, value, low, high = np.array(pairs).T
-                inside = Cell(100 * float(((low <= truth) & (truth <= high)).mean()), digits=0)
-                lines.append(_expected_line(setting, f"accuracy, {model}", 100 * truth, 100 * value, inside))
-        errors = [(each.found.error, each.found.expected_error) for each in own]
-        both = np.array(
-            [(real, expected) for real, expected in errors if real is not None and expected is not None]
-        ).reshape(-1, 2)
-        if len(both):
-            lines.append(_expected_line(setting, "error of the weights", 100 * both[:, 0], 100 * both[:, 1], Cell()))
-    return Table(
-        "expected",
-        f"What `{RECOMMENDED}` expected, without a label of the environment (%)",
-        (
-            "setting",
-            "of",
-            "measured",
-            "expected",
-            "mean absolute difference",
-            "inside the 90% interval",
-            "environments",
-        ),
-        tuple(lines),
-        ("Each model has a head fitted to it. The error of weights is half their L1 distance to the true mixture.",),
-    )
+            real = {each.pair: each.found.accuracy for each in rows.get(row, ())}
+            told = [(each.pair, each.found.expected.get(model)) for each in tailored]
+            accuracies = [(real[pair], *expected) for pair, expected in told if expected and pair in real]
+            if accuracies:
+                lines[f"{setting}: accuracy, {model}"] = _expected_line(accuracies)
+        errors = [(each.found.error, each.found.expected_error) for each in tailored]
+        known = [(real, expected) for real, expected in errors if real is not None and expected is not None]
+        if known:
+            lines[f"{setting}: error of the weights"] = _expected_line(known)
+    columns = ("of", "measured", "expected", "mean absolute difference", "inside the 90% interval", "environments")
+    title = f"What `{RECOMMENDED}` expected, without a label of the environment (%)"
+    note = "Each model has a head fitted to it. The error of weights is half their L1 distance to the true mixture."
+    return Table("expected", title, columns, lines, (note,))
 
 
-def _expected_line(setting: str, what: str, real: np.ndarray, told: np.ndarray, inside: Cell) -> tuple[Cell, ...]:
-    means = [Cell(float(values.mean())) for values in (real, told, np.abs(real - told))]
-    return (Cell(text=setting), Cell(text=what), *means, inside, Cell(text=str(len(real))))
+def _expected_line(pairs: Sequence[tuple[float, ...]]) -> list[Cell]:
+    """Returns the cells of what was measured and expected, perhaps with the ends of an interval."""
+    real, expected, *interval = 100 * np.array(pairs).T
+    means = [Cell(float(values.mean())) for values in (real, expected, np.abs(real - expected))]
+    inside = Cell()
+    if interval:
+        low, high = interval
+        inside = Cell(100 * float(((low <= real) & (real <= high)).mean()), digits=0)
+    return [*means, inside, Cell(len(pairs), digits=0)]
 
 
 # -- the paper's numbers ----------------------------------------------------------------------------------------------
 
 
-def paper_tables(results: Results) -> list[Table]:
-    """Puts the paper's averages, the authors' second run and our sequences of as many tasks side by side."""
-    tables = []
-    for data, counts in paper.DATA_SETS.items():
-        ours = {setting: results.main_rows(setting) for setting in results.settings if f"/{data}-" in setting}
-        ours = {setting: by_row for setting, by_row in ours.items() if by_row.keys() & set(paper.ROWS)}
-        if not ours:
-            continue
-        columns: list[tuple[str, dict[str, Cell]]] = []
-        for count in counts:
-            name = f"{data}-{count}"
-            sources = {"the paper": paper.PRINTED[name], "the authors again": paper.AGAIN.get(name, {})}
-            for source, shares in sources.items():
-                cells = {row: Cell(share) for row, share in shares.items()}
-                columns += [(f"{count} tasks: {source}", cells)] if cells else []
-            for setting, by_row in ours.items():
-                if setting_parts(setting)[1] == count:
-                    columns.append((setting, {row: percent(averaged(by_row[row])) for row in by_row}))
-        lines = tuple((Cell(text=f"`{row}`"), *(found.get(row, Cell()) for _, found in columns)) for row in paper.ROWS)
-        names = ("row", *(name for name, _ in columns))
-        note = "Other models than the paper's are stand-ins: compare the order of the rows, not the numbers."
-        title = f"{data}: the paper's rows at scale 0.5, mean over its five ratios (%)"
-        tables.append(Table(f"paper-{data}", title, names, lines, (paper.NOTE, paper.AGAIN_NOTE, note)))
-    return tables
+def paper_table(results: Results) -> Table:
+    """Puts our sequences of the paper's data beside its averages and those of the authors' second run."""
+    columns: dict[str, Mapping[str, Cell]] = {}
+    for name, printed in paper.PRINTED.items():
+        ours = {each: results.main_rows(each) for each in results.settings if each.endswith(f"/{name}")}
+        ours = {setting: rows for setting, rows in ours.items() if rows.keys() & set(paper.ROWS)}
+        if ours:
+            columns[f"{name}: the paper"] = {row: Cell(share) for row, share in printed.items()}
+            columns[f"{name}: the authors again"] = {row: Cell(each) for row, each in paper.AGAIN.get(name, {}).items()}
+            columns |= {setting: {row: percent(own) for row, own in rows.items()} for setting, rows in ours.items()}
+    lines = {f"`{row}`": [cells.get(row, Cell()) for cells in columns.values()] for row in paper.ROWS if columns}
+    return Table(
+        "paper", "The paper's rows at scale 0.5, mean over its five ratios (%)", ("row", *columns), lines, paper.NOTES
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,29 @@ RIVAL_STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#888888", "marker": "None", "linestyle": ":"},
     {"color": "#333333", "marker": "None", "linestyle": "-."},
     {"color": "#bbbbbb", "marker": "None", "linestyle": "-"},
+    {"color": "#bbbbbb", "marker": "None", "linestyle": "--"},
 )
-LEVEL_DASHES: Sequence[Any] = (":", (0, (6, 4)))
 
 
 @dataclass(frozen=True)
 class Curve:
     """A line of accuracies. `points`: x to a mean and its deviation, in percent (0 where there is none).
 
-    `style`: which of the styles it has; those of rivals are plain grey lines.
+    `is_rival`: drawn as a plain grey line.
     """
 
     label: str
     points: Mapping[float, tuple[float, float]]
-    style: int
-    rival: bool = False
+    is_rival: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one axis. `levels`: horizontal lines, label to percent; the k-th has the colour of style k.
-
-    `ticks`: the text at each x that has one; None leaves that to matplotlib.
-    """
+    """Curves over one axis, on which the values of x stand at equal distances."""
 
     title: str
     x_label: str
     curves: Sequence[Curve]
-    levels: Mapping[str, float] = field(default_factory=dict)
-    ticks: Mapping[float, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,64 +72,47 @@ class Drawing:
         return path
 
 
-def draw_curves(panels: Sequence[Panel], wide: float, height: float) -> Any:
-    """Draws accuracies as curves; `wide` and `height` are inches of each panel."""
-    figure = blank_figure(max(4.8, wide * len(panels)), height)
+def draw_curves(name: str, title: str, panels: Sequence[Panel]) -> Drawing:
+    """Draws accuracies as curves, panels side by side, with one legend below."""
+    labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
+    figure = blank_figure(3.9 * len(panels) if len(panels) > 1 else 5.6, 3 + 0.1 * len(labels))
     axes = list(figure.subplots(1, len(panels), squeeze=False, sharey="all")[0])
     for axis, panel in zip(axes, panels, strict=True):
-        for curve in panel.curves:
-            _draw_curve(axis, curve)
-        for k, (label, value) in enumerate(panel.levels.items()):
-            style = {"color": STYLES[k]["color"], "linestyle": LEVEL_DASHES[k]}
-            axis.axhline(value, linewidth=1.1, label=label, zorder=1, **style)
-        if panel.ticks is not None:
-            axis.set_xticks(list(panel.ticks), list(panel.ticks.values()))
-        _finish(axis, panel.title, panel.x_label)
+        _draw_panel(axis, panel)
     axes[0].set_ylabel("accuracy (%)")
     if axes[0].get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
         axes[0].set_ylim(bottom=0)
-    _legend(figure, axes)
-    return figure
+    place = {"loc": "outside lower center", "ncols": 2, "fontsize": 9, "frameon": False, "handlelength": 3}
+    handles = {label: each for axis in axes for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), **place)
+    return Drawing(name, title, f"Lines of accuracy against {panels[0].x_label}: {', '.join(labels)}.", figure)
 
 
-def _draw_curve(axes: Any, curve: Curve) -> None:
-    values = sorted(curve.points)
-    means, deviations = zip(*(curve.points[value] for value in values), strict=True)
-    styles = RIVAL_STYLES if curve.rival else STYLES
-    axes.errorbar(
-        values,
-        means,
-        yerr=deviations if any(deviations) else None,
-        label=plain(curve.label),
-        linewidth=1.6,
-        markersize=5,
-        capsize=2,
-        elinewidth=0.9,
-        zorder=3,
-        **styles[curve.style % len(styles)],
-    )
-
-
-def _finish(axes: Any, title: str, label: str) -> None:
-    """Sets the title, the label of the x axis and the grid."""
-    axes.set_title(plain(title), loc="left", fontsize=10)
-    axes.set_xlabel(plain(label), fontsize=9)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _legend(figure: Any, axes: Sequence[Any]) -> None:
-    """Draws one legend below all panels; one of many lines makes the figure higher, not the panels lower."""
-    entries: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    inches, height = figure.get_size_inches()
-    longest = max(map(len, entries))
-    columns = max(1, min(len(entries), int(inches / (0.085 * longest + 0.6))))
-    lines = -(-len(entries) // columns)
-    figure.set_size_inches(inches, height + 0.2 * max(0, lines - 2))
-    place = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False, "handlelength": 3}
-    figure.legend(entries.values(), entries.keys(), **place)
+def _draw_panel(axis: Any, panel: Panel) -> None:
+    values = sorted({x for curve in panel.curves for x in curve.points})
+    counts = {True: 0, False: 0}
+    for curve in panel.curves:
+        styles = RIVAL_STYLES if curve.is_rival else STYLES
+        style = styles[counts[curve.is_rival] % len(styles)]
+        counts[curve.is_rival] += 1
+        places = sorted(curve.points)
+        means, deviations = zip(*(curve.points[x] for x in places), strict=True)
+        axis.errorbar(
+            [values.index(x) for x in places],
+            means,
+            yerr=deviations if any(deviations) else None,
+            label=plain(curve.label),
+            linewidth=1.6,
+            markersize=5,
+            capsize=2,
+            elinewidth=0.9,
+            zorder=3,
+            **style,
+        )
+    axis.set_xticks(range(len(values)), [f"{x:g}" for x in values])
+    axis.set_title(plain(panel.title), loc="left", fontsize=10)
+    axis.set_xlabel(plain(panel.x_label), fontsize=9)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=9)
+    axis.spines[["top", "right"]].set_visible(False)

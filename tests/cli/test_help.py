@@ -48,12 +48,6 @@ def test_without_a_command_all_are_listed(tmx) -> None:
     assert tmx("--version").out.strip() == tunable_magmax.__version__
 
 
-def test_an_unknown_command(tmx) -> None:
-    result = tmx("mrege")
-    assert result.code == 2
-    assert "merge" in result.err
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["merge", "--help"], ["--version"]])
 def test_help_needs_no_heavy_imports(arguments) -> None:
     code = f"""

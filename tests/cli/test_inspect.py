@@ -33,12 +33,6 @@ def test_a_plain_checkpoint(tmx, sequence):
     assert "a merge of" not in result.out
 
 
-def test_only_the_largest_tensors_unless_asked(tmx, sequence):
-    assert "steps" not in tmx("inspect", sequence.base).out
-    everything = tmx("inspect", sequence.base, "--tensors").out
-    assert all(name in everything for name in sequence.state_dicts[0])
-
-
 def test_tied_names_and_torch_files(tmx, tmp_path):
     weight = torch.zeros(3, 2)
     torch.save({"wte.weight": weight, "head.weight": weight, "scalar": torch.tensor(1.5)}, tmp_path / "model.pt")

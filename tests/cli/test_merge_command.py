@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -60,13 +58,6 @@ def test_checkpoints_by_option(tmx, sequence, tmp_path):
     assert expected.report.counts is not None
     for count in expected.report.counts:
         assert f" {count} elements" in result.out
-
-
-def test_a_run_with_a_preference(tmx, sequence, tmp_path):
-    Preference((0.2, 0.3, 0.5)).save(tmp_path / "site.json")
-    out = tmp_path / "out.safetensors"
-    assert tmx("merge", write_run(sequence), "--preference", tmp_path / "site.json", "-o", out).code == 0
-    assert_equal(out, merged(sequence, weights=[0.2, 0.3, 0.5]).state_dict)
 
 
 def test_a_preference_carries_its_scale_unless_another_is_given(tmx, sequence, tmp_path):
@@ -192,14 +183,6 @@ def test_a_dry_run_says_what_the_merge_does_and_reads_no_values(tmx, sequence, t
     assert tmx(*command, "--overwrite").code == 2
 
 
-def test_all_problems_of_an_input_are_in_the_json(tmx, sequence, tmp_path):
-    lacking = {"steps": sequence.state_dicts[1]["steps"]}
-    save_file(lacking, sequence.tasks[0])
-    error = json.loads(tmx("merge", *sequence.arguments, "-o", tmp_path / "out", "--json").out)["error"]
-    missing = sequence.state_dicts[1].keys() - lacking.keys()
-    assert sorted(error["problems"]) == sorted(f"task 1 ({sequence.tasks[0]}) lacks {name!r}" for name in missing)
-
-
 def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence, tmp_path):
     assert "config.json" in tmx("merge", *sequence.arguments, "-o", tmp_path / "a").err
     assert "config.json" not in tmx("merge", *sequence.arguments, "-o", tmp_path / "b.safetensors").err
@@ -228,17 +211,3 @@ def test_adapters_become_an_adapter(tmx, tmp_path):
     config = [tmp_path / "out/tmx-config.yaml", *arguments[:-2]]
     assert tmx("merge", *config, "-o", tmp_path / "again").code == 0
     assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == before
-
-
-def test_exit_codes_and_streams_of_the_process(sequence, tmp_path):
-    def process(*more):
-        merge = ["merge", *sequence.arguments, "-o", tmp_path / "out.safetensors", *more]
-        command = [sys.executable, "-m", "tunable_magmax", *merge]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
-
-    good = process("--json")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert json.loads(good.stdout)["tasks"] == 3
-    bad = process("--seed", 1)
-    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
-    assert "already exists" in bad.stderr

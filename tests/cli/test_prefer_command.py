@@ -233,17 +233,6 @@ def pictures(image_run, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("method", ["auto", "ot", "cosine"])
-def test_pictures_with_labels_that_are_left_aside(tmx, image_run, pictures, method):
-    result = tmx("prefer", image_run.path, "--inputs", pictures, "--method", method, "--device", "cpu", "--json")
-    assert result.code == 0, result.err
-    found = json.loads(result.out)["preference"]
-    assert found["method"] == {"auto": "probe"}.get(method, method)
-    assert found["weights"][1] > 0.6
-    assert found["provenance"]["samples"] == 8
-    assert "1 of 9 samples could not be read and were left out: red/broken.png (not an image)" in result.err
-
-
 def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pictures, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
     for name, method, encoder in (("first", "ot", "encoder"), ("base", "auto", "base"), ("base", "probe", "base")):

@@ -140,14 +140,6 @@ def test_labels_of_the_compared_samples_change_no_answer(kept, image_run, tmp_pa
         assert share.right + found[1][model].right <= 9
 
 
-def test_equal_weights_without_a_preference(kept, site):
-    found = compare(kept, None, site, reading=CPU)
-    assert found.weights == {"first": 0.5, "second": 0.5}
-    assert {row.model: row.share for row in found.rows} == {
-        row.model: row.share for row in compare(kept, Preference.equal(2), site, reading=CPU).rows
-    }
-
-
 # -- what samples can tell --------------------------------------------------------------------------------------------
 
 

@@ -35,11 +35,6 @@ def test_a_run_says_what_it_consists_of(any_run):
     assert repr(run.profiles[1]).startswith("Profile('second': 16 samples of 2 classes; 16 embeddings")
 
 
-def test_a_folder_around_a_run_gets_a_hint(text_run):
-    with pytest.raises(tmx.InputError, match=r"it has no run.json; .*run is one"):
-        tmx.open_run(text_run.path.parent)
-
-
 def test_samples_in_memory_give_what_files_give(any_run, tmp_path, calm):
     run, inputs = tmx.open_run(any_run.path), inputs_of(any_run)
     files = any_run.pairs(tmp_path / "site", SITE)

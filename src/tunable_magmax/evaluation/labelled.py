@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tunable_magmax.data.arrays import Floats, Ints, choose_rows, limited
+from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name, places_of
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
@@ -55,13 +55,6 @@ class Labelled:
     def draw(self, limit: int | None) -> Labelled:
         """Draws at most `limit` samples, always the same; returns all if there is no limit or there are fewer."""
         return self if limit is None or limit >= len(self) else self.take(choose_rows(len(self), limit, 0))
-
-    def draw_evenly(self, limit: int) -> Labelled:
-        """Draws at most `limit` samples, as many of one task as of another where each has enough."""
-        if self.sample_tasks is None or limit >= len(self):
-            return self.draw(limit)
-        each = max(1, limit // len(np.unique(self.sample_tasks)))
-        return self.take(limited(range(len(self)), self.sample_tasks.tolist(), each, 0))
 
 
 def mostly_known(known: int, total: int) -> bool:

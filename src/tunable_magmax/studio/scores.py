@@ -133,13 +133,10 @@ class Scores:
     # -- samples -----------------------------------------------------------------------------------------------------
 
     def open_data(self, name: str, data: Data = None, *, mixed: bool = False, limit: int) -> DataSet:
-        """Opens labelled samples, by default the run's test data; of more than `limit`, a fixed random draw.
-
-        Unless they are `mixed`, as many of one task as of another are drawn.
-        """
+        """Opens labelled samples, by default the run's test data; of more than `limit`, a fixed random draw."""
         labelled, title = open_labelled(data, self.head, self.run, Reading())
         total = len(labelled)
-        labelled = labelled.draw(limit) if mixed else labelled.draw_evenly(limit)
+        labelled = labelled.draw(limit)
         opened = self.bench.open_labelled(f"{name} {next(self._number)}", labelled)
         return DataSet(name, title, opened, total, mixed, None if labelled.sample_tasks is None else opened.tasks)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.comparison import MixedShare, holm, paired, sample_weights, sign_test
+from tunable_magmax.evaluation.comparison import holm, mixed_share, paired, sample_weights, sign_test
 
 
 def test_the_sign_test_counts_coins():
@@ -83,7 +83,7 @@ TASKS = np.repeat([0, 1, 2], [40, 20, 10])
 
 def test_a_mix_is_the_mean_of_the_tasks_by_their_shares():
     right = np.random.default_rng(0).random(70) < 0.6
-    share = MixedShare.of(right, sample_weights(TASKS, [0.5, 0.2, 0.3]))
+    share = mixed_share(right, sample_weights(TASKS, [0.5, 0.2, 0.3]))
     means = [right[t == TASKS].mean() for t in range(3)]
     assert share.value == pytest.approx(0.5 * means[0] + 0.2 * means[1] + 0.3 * means[2])
     low, high = share.interval()
@@ -95,7 +95,7 @@ def test_a_mix_is_the_mean_of_the_tasks_by_their_shares():
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     rng, chances, mix = np.random.default_rng(1), np.array([0.9, 0.5, 0.3]), [0.6, 0.3, 0.1]
     weights, truth = sample_weights(TASKS, mix), float(chances @ mix)
-    ends = [MixedShare.of(rng.random(70) < chances[TASKS], weights).interval() for _ in range(400)]
+    ends = [mixed_share(rng.random(70) < chances[TASKS], weights).interval() for _ in range(400)]
     assert np.mean([low <= truth <= high for low, high in ends]) >= 0.93
 
 

@@ -17,26 +17,16 @@ from tunable_magmax.errors import InputError, plural
 LEVEL = 0.95
 
 
-def wilson_interval(right: float, samples: float) -> tuple[float, float]:
-    """Returns Wilson's score interval of a share. The numbers may be fractions, where samples count by weights."""
-    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    centre = (right + z * z / 2) / (samples + z * z)
-    half = z / (samples + z * z) * math.sqrt(right * (samples - right) / samples + z * z / 4)
-    low = 0.0 if right == 0 else max(0.0, centre - half)
-    high = 1.0 if right == samples else min(1.0, centre + half)
-    return low, high
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of samples that are right: `right` of `samples`.
+    """The share of samples that are right: `right` of `samples`, fractions where samples count by weights.
 
     >>> Share(3, 4).value, [round(end, 3) for end in Share(3, 4).interval()]
     (0.75, [0.301, 0.954])
     """
 
-    right: int
-    samples: int
+    right: float
+    samples: float
 
     @property
     def value(self) -> float:
@@ -45,7 +35,13 @@ class Share:
 
     def interval(self) -> tuple[float, float]:
         """Returns Wilson's score interval, which suits few samples and shares near 0 and 1; (0, 1) without samples."""
-        return wilson_interval(self.right, self.samples) if self.samples else (0.0, 1.0)
+        right, samples = self.right, self.samples
+        if not samples:
+            return 0.0, 1.0
+        z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+        centre = (right + z * z / 2) / (samples + z * z)
+        half = z / (samples + z * z) * math.sqrt(right * (samples - right) / samples + z * z / 4)
+        return 0.0 if right == 0 else max(0.0, centre - half), 1.0 if right == samples else min(1.0, centre + half)
 
     def words(self) -> str:
         """Returns the share, its interval and the number of samples.
@@ -54,7 +50,7 @@ class Share:
         '75.0% of 4 samples right, 30.1 to 95.4%'
         """
         low, high = self.interval()
-        count = plural(self.samples, "sample")
+        count = plural(round(self.samples), "sample")
         return f"{self.value:.1%} of {count} right, {100 * low:.1f} to {100 * high:.1f}%"
 
 

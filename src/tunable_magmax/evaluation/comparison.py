@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import wilson_interval
+from tunable_magmax.evaluation.accuracy import Share
 
 Verdict: TypeAlias = Literal["clearly better", "clearly worse", "cannot tell"]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -45,32 +45,17 @@ def sample_weights(sample_tasks: Ints, mix: Sequence[float]) -> Floats:
     return result
 
 
-@dataclass(frozen=True)
-class MixedShare:
-    """The share of right answers on a mix, and the samples of equal weight that would say as much of it."""
+def mixed_share(right: Bools, weights: Floats) -> Share:
+    """Returns the weighted share of right answers, `weights` summing to 1, as one of samples of equal weight.
 
-    value: float
-    samples: float
+    The variance is that of independent answers with the weights of the samples: n = 1 / sum of squared weights.
 
-    @classmethod
-    def of(cls, right: Bools, weights: Floats) -> MixedShare:
-        """Returns the weighted share of right answers, `weights` summing to 1.
-
-        The variance is that of independent answers with the weights of the samples: n = 1 / sum of squared weights.
-
-        >>> MixedShare.of(np.array([True, False]), np.array([0.5, 0.5]))
-        MixedShare(value=0.5, samples=2.0)
-        """
-        value = min(1.0, float(weights[right].sum())) if not right[weights > 0].all() else 1.0
-        return cls(value, float(1 / np.square(weights).sum()))
-
-    def interval(self) -> tuple[float, float]:
-        """Returns Wilson's score interval for so many samples.
-
-        >>> [round(end, 3) for end in MixedShare(0.75, 4).interval()]
-        [0.301, 0.954]
-        """
-        return wilson_interval(self.value * self.samples, self.samples)
+    >>> mixed_share(np.array([True, False]), np.array([0.5, 0.5]))
+    Share(right=1.0, samples=2.0)
+    """
+    value = min(1.0, float(weights[right].sum())) if not right[weights > 0].all() else 1.0
+    samples = float(1 / np.square(weights).sum())
+    return Share(value * samples, samples)
 
 
 @dataclass(frozen=True, slots=True)

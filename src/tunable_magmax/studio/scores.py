@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Ints
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
-from tunable_magmax.evaluation.comparison import Bools, MixedShare, Paired, Verdict, holm, paired, sample_weights
+from tunable_magmax.evaluation.comparison import Bools, Paired, Verdict, holm, mixed_share, paired, sample_weights
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.files import Progress
 from tunable_magmax.models.head import Linear, builtin_head
@@ -66,12 +66,12 @@ class Shown:
     accuracy: float | None
     interval: tuple[float, float]
     samples: float
-    right: int | None = None
+    right: float
 
     @classmethod
-    def of(cls, share: Share | MixedShare) -> Shown:
+    def of(cls, share: Share) -> Shown:
         value = None if math.isnan(share.value) else share.value
-        return cls(value, share.interval(), share.samples, share.right if isinstance(share, Share) else None)
+        return cls(value, share.interval(), share.samples, share.right)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Scores:
             tasks=self._by_task(right, data),
             overall=Shown.of(Share(int(right.sum()), len(right))),
             mix=tuple(mix),
-            share=Shown.of(MixedShare.of(right, data.weights(mix))),
+            share=Shown.of(mixed_share(right, data.weights(mix))),
             lines=self._lines(setting, facts, data, right, data.weights(mix)),
         )
 
@@ -244,7 +244,7 @@ class Scores:
             answers = {"old": self._right(setting.spec, old, data), **answers}
         lines = []
         for name, (pair, verdict) in compared(mine, answers, weights, len(self.singles)).items():
-            shares, mix = self._by_task(answers[name], data), Shown.of(MixedShare.of(answers[name], weights))
+            shares, mix = self._by_task(answers[name], data), Shown.of(mixed_share(answers[name], weights))
             tasks = None if shares is None else [share.accuracy for share in shares]
             single = best.checkpoint if name == "best" else None
             lines.append(Line(name, single, tasks, mix, pair.difference, verdict, pair.needed()))

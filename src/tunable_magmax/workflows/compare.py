@@ -123,7 +123,7 @@ def _verdict(row: Row, tailored: Row, comparisons: int) -> str:
     needed = row.pair.needed(ALPHA / comparisons)
     enough = None if needed is None else max(needed, least_samples(comparisons))
     would = "" if enough is None else f"; about {enough:,} would, if the difference is real"
-    return f"{plural(row.share.samples, 'sample')} cannot tell `{row.model}` from it ({shares}){would}."
+    return f"{plural(round(row.share.samples), 'sample')} cannot tell `{row.model}` from it ({shares}){would}."
 
 
 def least_samples(comparisons: int) -> int:

@@ -43,6 +43,12 @@ class Share:
         half = z / (samples + z * z) * math.sqrt(right * (samples - right) / samples + z * z / 4)
         return 0.0 if right == 0 else max(0.0, centre - half), 1.0 if right == samples else min(1.0, centre + half)
 
+    def to_dict(self, prefix: str = "") -> dict[str, Any]:
+        """Returns counts, share and interval for JSON; the share of no samples is null."""
+        accuracy = self.value if self.samples else None
+        record = {"samples": self.samples, "right": self.right, "accuracy": accuracy, "interval": [*self.interval()]}
+        return {f"{prefix}{name}": value for name, value in record.items()}
+
     def words(self) -> str:
         """Returns the share, its interval and the number of samples.
 
@@ -138,26 +144,17 @@ class Accuracy:
         """Returns the counts, with shares and intervals beside them for the reader."""
         both = zip(self.tasks, self.task_classes, strict=True)
         tasks = [
-            {"name": name, "classes": [self.classes[k] for k in members], **_record(self.by_task[name])}
-            | _record(self.known_by_task[name], "known_")
+            {"name": name, "classes": [self.classes[k] for k in members], **self.by_task[name].to_dict()}
+            | self.known_by_task[name].to_dict("known_")
             for name, members in both
         ]
         return {
             "level": LEVEL,
-            **_record(self.overall),
-            **(_record(self.known, "known_") if tasks else {}),
+            **self.overall.to_dict(),
+            **(self.known.to_dict("known_") if tasks else {}),
             "tasks": tasks,
-            "classes": [{"name": name, **_record(share)} for name, share in self.by_class.items()],
+            "classes": [{"name": name, **share.to_dict()} for name, share in self.by_class.items()],
         }
-
-
-def _record(share: Share, prefix: str = "") -> dict[str, Any]:
-    return {
-        f"{prefix}samples": share.samples,
-        f"{prefix}right": share.right,
-        f"{prefix}accuracy": share.value if share.samples else None,
-        f"{prefix}interval": list(share.interval()),
-    }
 
 
 def task_of_class(members: Sequence[Sequence[int]], classes: int) -> Ints | None:

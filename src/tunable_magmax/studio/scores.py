@@ -6,10 +6,10 @@ These lines are the same merge with the old head, the base, the last checkpoint,
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,21 +60,6 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A share of right answers as the page shows it; without samples, its accuracy is None."""
-
-    accuracy: float | None
-    interval: tuple[float, float]
-    samples: float
-    right: float
-
-    @classmethod
-    def of(cls, share: Share) -> Shown:
-        value = None if math.isnan(share.value) else share.value
-        return cls(value, share.interval(), share.samples, share.right)
-
-
-@dataclass(frozen=True)
 class Line:
     """A model beside a point. `mix`: its share on the mix; `difference` and `verdict` are the point's against it.
 
@@ -85,7 +70,7 @@ class Line:
     name: str
     task: int | None
     tasks: list[float | None] | None
-    mix: Shown
+    mix: dict[str, Any]
     difference: float
     verdict: Verdict
     needed: int | None
@@ -103,10 +88,10 @@ class Point:
     head: str
     preset: str | None
     data: str
-    tasks: list[Shown] | None
-    overall: Shown
+    tasks: list[dict[str, Any]] | None
+    overall: dict[str, Any]
     mix: tuple[float, ...]
-    share: Shown
+    share: dict[str, Any]
     lines: list[Line]
 
 
@@ -115,7 +100,7 @@ class Scores:
 
     scores = Scores(run)
     data = scores.open_data("heldout")
-    scores.point(Setting(preference), data, preference.weights).overall.accuracy
+    scores.point(Setting(preference), data, preference.weights).overall["accuracy"]
     """
 
     def __init__(self, run: Run, device: str | None = None, progress: Progress | None = None) -> None:
@@ -179,9 +164,9 @@ class Scores:
             preset=None if setting.preset is None else setting.preset.id,
             data=data.name,
             tasks=self._by_task(right, data),
-            overall=Shown.of(Share(int(right.sum()), len(right))),
+            overall=Share(int(right.sum()), len(right)).to_dict(),
             mix=tuple(mix),
-            share=Shown.of(mixed_share(right, data.weights(mix))),
+            share=mixed_share(right, data.weights(mix)).to_dict(),
             lines=self._lines(setting, facts, data, right, data.weights(mix)),
         )
 
@@ -207,11 +192,11 @@ class Scores:
         right: Bools = self.bench.logits(spec, data.samples, head).argmax(axis=1) == data.samples.labels
         return right
 
-    def _by_task(self, right: Bools, data: DataSet) -> list[Shown] | None:
+    def _by_task(self, right: Bools, data: DataSet) -> list[dict[str, Any]] | None:
         if data.tasks is None:
             return None
         owned = [data.tasks == t for t in range(len(self.singles))]
-        return [Shown.of(Share(int(right[own].sum()), int(own.sum()))) for own in owned]
+        return [Share(int(right[own].sum()), int(own.sum())).to_dict() for own in owned]
 
     # -- lines -------------------------------------------------------------------------------------------------------
 
@@ -244,8 +229,8 @@ class Scores:
             answers = {"old": self._right(setting.spec, old, data), **answers}
         lines = []
         for name, (pair, verdict) in compared(mine, answers, weights, len(self.singles)).items():
-            shares, mix = self._by_task(answers[name], data), Shown.of(mixed_share(answers[name], weights))
-            tasks = None if shares is None else [share.accuracy for share in shares]
+            shares, mix = self._by_task(answers[name], data), mixed_share(answers[name], weights).to_dict()
+            tasks = None if shares is None else [share["accuracy"] for share in shares]
             single = best.checkpoint if name == "best" else None
             lines.append(Line(name, single, tasks, mix, pair.difference, verdict, pair.needed()))
         return lines

@@ -81,7 +81,7 @@ def test_samples_of_no_task_count_overall_only():
     found = counted([[0, 0, 0, 0, 1.0], [1.0, 0, 0, 0, 0]], [4, 0], TASKS)
     assert found.overall == Share(2, 2)
     assert found.known == Share(1, 1)
-    assert found.task_samples == (1, 0)
+    assert [share.samples for share in found.by_task.values()] == [1, 0]
     assert math.isnan(found.by_task["pets"].value)
     told = found.to_dict()
     assert told["tasks"][1]["accuracy"] is None

@@ -56,7 +56,7 @@ def test_a_checkpoint(any_run, tmp_path):
     for name in ("base", "first", "second"):
         found = evaluate(any_run.path / name, data, head=any_run.path / "head.safetensors", reading=CPU)
         assert found.accuracy == plain(any_run.path, any_run.path / name, data)
-        assert sum(found.accuracy.class_samples) == 14
+        assert found.accuracy.overall.samples == 14
         assert found.unreadable == 0
     # The head was made under this task.
     assert found.accuracy.known_by_task["second"].value > 0.8
@@ -142,7 +142,7 @@ def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     folder = merged(image_run.path, tmp_path / "site-model")
     found = evaluate(folder, site, reading=CPU)
     assert found.head == str(image_run.path / "head.safetensors")
-    assert found.accuracy.tasks == ("first", "second")
+    assert [*found.accuracy.by_task] == ["first", "second"]
     # What was given goes first, then what lies beside it.
     shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
     assert find_head(folder).source == str(folder / "classifier-head.safetensors")
@@ -157,7 +157,7 @@ def test_a_run_is_found_though_its_base_lies_elsewhere(image_run, site, tmp_path
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "base": str(tmp_path / "base")}))
     tmx.merge_checkpoints(tmp_path / "base", [run / "first", run / "second"], tmp_path / "merged")
-    assert evaluate(tmp_path / "merged", site, reading=CPU).accuracy.tasks == ("first", "second")
+    assert evaluate(tmp_path / "merged", site, reading=CPU).accuracy.by_task.keys() == {"first", "second"}
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

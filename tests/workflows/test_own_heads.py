@@ -43,18 +43,14 @@ def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
     (expected,) = evaluate(run, data, checkpoint=[name]).accuracies.values()
     for given in (data, pairs):
         found = opened.evaluate(name, given).accuracy
-        assert (found.class_right, found.classes, found.tasks) == (
-            expected.class_right,
-            expected.classes,
-            expected.tasks,
-        )
+        assert (found.by_class, found.task_classes) == (expected.by_class, expected.task_classes)
 
 
 def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_path):
     options = {"weights": [3, 1], "scale": 1}
     in_memory = evaluate(Recipe(run / "base", (run / "pets", run / "tools"), options), run / "all.csv")
     merge_checkpoints(run / "base", [run / "pets", run / "tools"], tmp_path / "out", **options)
-    assert evaluate(tmp_path / "out", run / "all.csv").accuracy.class_right == in_memory.accuracy.class_right
+    assert evaluate(tmp_path / "out", run / "all.csv").accuracy.by_class == in_memory.accuracy.by_class
     measured = evaluate(run, run / "all.csv")
     assert measured.matrix is not None
     assert measured.accuracies["pets"].known_by_task["pets"].value == 1.0

@@ -59,7 +59,7 @@ def _evaluation(found: Evaluation, options: EvalOptions) -> Iterator[str]:
 def _accuracy(accuracy: Accuracy) -> Iterator[str]:
     """Yields a table overall and by task."""
     header = ["", "samples", "accuracy", INTERVAL]
-    if not accuracy.tasks:
+    if not accuracy.by_task:
         yield from table([["all", *_cells(accuracy.overall)]], header)
         return
     shares = {"all": (accuracy.overall, accuracy.known)}
@@ -82,17 +82,17 @@ def _matrix(matrix: AccuracyMatrix, overall: Mapping[str, float]) -> Iterator[st
 
 
 def _classes(accuracy: Accuracy) -> Iterator[str]:
-    owner = {k: task for task, members in zip(accuracy.tasks, accuracy.task_classes, strict=True) for k in members}
-    every = [k for members in accuracy.task_classes for k in members]
+    owner = {name: task for task, members in accuracy.task_classes.items() for name in members}
+    every = [name for members in accuracy.task_classes.values() for name in members]
     shown = 0 < len(every) == len(set(every))  # otherwise tasks share classes, or there are none
     yield "by class"
     rows = [
-        [name, *([owner.get(k, "-")] if shown else []), *_cells(share)]
-        for k, (name, share) in enumerate(accuracy.by_class.items())
+        [name, *([owner.get(name, "-")] if shown else []), *_cells(share)]
+        for name, share in accuracy.by_class.items()
         if share.samples
     ]
     yield from table(rows, ["class", *(["task"] if shown else []), "samples", "accuracy", INTERVAL])
-    if without := len(accuracy.classes) - len(rows):
+    if without := len(accuracy.by_class) - len(rows):
         yield f"  and {plural(without, 'class', 'classes')} of the head without samples"
 
 

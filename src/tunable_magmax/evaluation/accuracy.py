@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -62,51 +62,33 @@ class Share:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Accuracy:
-    """Counts of right predictions. `task_classes` are indices; `tasks` may be empty where they are not known.
+    """Counts of right predictions: of each class, and of each task where tasks are known.
+
+    `known_by_task`: right among the classes of the task alone, which `task_classes` names.
 
     >>> found = Accuracy.of(np.array([[2.0, 1.0], [0.0, 1.0], [2.0, 1.0]]), np.array([0, 1, 1]), ["cat", "dog"])
     >>> found.overall.value, found.by_class["dog"]
     (0.6666666666666666, Share(right=1, samples=2))
     """
 
-    classes: tuple[str, ...]
-    class_samples: tuple[int, ...]
-    class_right: tuple[int, ...]
-    tasks: tuple[str, ...] = ()
-    task_classes: tuple[tuple[int, ...], ...] = ()
-    task_samples: tuple[int, ...] = ()
-    task_right: tuple[int, ...] = ()
-    right_within_task: tuple[int, ...] = ()
-    """Of each task's samples, how many are right among the classes of the task."""
+    by_class: Mapping[str, Share]
+    by_task: Mapping[str, Share]
+    known_by_task: Mapping[str, Share]
+    task_classes: Mapping[str, tuple[str, ...]]
 
     def __repr__(self) -> str:
-        tasks = f"; {len(self.tasks)} tasks" if self.tasks else ""
-        return f"Accuracy({self.overall.words()}; {len(self.classes)} classes{tasks})"
+        tasks = f"; {len(self.by_task)} tasks" if self.by_task else ""
+        return f"Accuracy({self.overall.words()}; {len(self.by_class)} classes{tasks})"
 
     @property
     def overall(self) -> Share:
         """Returns the share of all samples, with the task unknown."""
-        return Share(sum(self.class_right), sum(self.class_samples))
+        return _sum(self.by_class)
 
     @property
     def known(self) -> Share:
         """Returns the share of all samples that belong to a task, with the task known."""
-        return Share(sum(self.right_within_task), sum(self.task_samples))
-
-    @property
-    def by_task(self) -> dict[str, Share]:
-        """Returns the shares with the task unknown."""
-        return dict(zip(self.tasks, map(Share, self.task_right, self.task_samples), strict=True))
-
-    @property
-    def known_by_task(self) -> dict[str, Share]:
-        """Returns the shares with the task known."""
-        return dict(zip(self.tasks, map(Share, self.right_within_task, self.task_samples), strict=True))
-
-    @property
-    def by_class(self) -> dict[str, Share]:
-        """Returns the shares with the task unknown."""
-        return dict(zip(self.classes, map(Share, self.class_right, self.class_samples), strict=True))
+        return _sum(self.known_by_task)
 
     @classmethod
     def of(
@@ -127,26 +109,23 @@ class Accuracy:
                 f"the scores of {bad} of {len(scores)} samples hold NaN or infinity: the checkpoint's numbers are "
                 "broken (training diverged, or the scale is far too large)"
             )
-        members = tuple(tuple(sorted(map(int, group))) for group in (tasks or {}).values())
+        members = {name: sorted(map(int, group)) for name, group in (tasks or {}).items()}
         owner = np.full(len(labels), -1) if sample_tasks is None else sample_tasks
         within = np.zeros(len(labels), dtype=bool)
-        for task, group in enumerate(members):
-            rows = np.flatnonzero(owner == task)
-            among = np.array(group)
+        for task, group in enumerate(members.values()):
+            rows, among = np.flatnonzero(owner == task), np.array(group)
             within[rows] = among[scores[np.ix_(rows, among)].argmax(axis=1)] == labels[rows]
-        right = scores.argmax(axis=1) == labels
-        every = np.ones(len(labels), dtype=bool)
-        samples, found = (_counts(labels[kept], len(classes)) for kept in (every, right))
-        own = [_counts(owner[kept & (owner >= 0)], len(members)) for kept in (every, right, within)]
-        return cls(tuple(classes), samples, found, tuple(tasks or ()), members, own[0], own[1], own[2])
+        right, owned = scores.argmax(axis=1) == labels, owner >= 0
+        named = {name: tuple(classes[k] for k in group) for name, group in members.items()}
+        by_task, known_by_task = (_shares(members, owner[owned], each[owned]) for each in (right, within))
+        return cls(_shares(classes, labels, right), by_task, known_by_task, named)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the counts, with shares and intervals beside them for the reader."""
-        both = zip(self.tasks, self.task_classes, strict=True)
         tasks = [
-            {"name": name, "classes": [self.classes[k] for k in members], **self.by_task[name].to_dict()}
+            {"name": name, "classes": [*self.task_classes[name]], **share.to_dict()}
             | self.known_by_task[name].to_dict("known_")
-            for name, members in both
+            for name, share in self.by_task.items()
         ]
         return {
             "level": LEVEL,
@@ -155,6 +134,16 @@ class Accuracy:
             "tasks": tasks,
             "classes": [{"name": name, **share.to_dict()} for name, share in self.by_class.items()],
         }
+
+
+def _shares(names: Collection[str], owners: Ints, right: NDArray[np.bool_]) -> dict[str, Share]:
+    """Returns the share of right samples of each name; `owners` [n]: which of the names a sample is of."""
+    counts = (np.bincount(each, minlength=len(names)).tolist() for each in (owners[right], owners))
+    return dict(zip(names, map(Share, *counts), strict=True))
+
+
+def _sum(shares: Mapping[str, Share]) -> Share:
+    return Share(sum(share.right for share in shares.values()), sum(share.samples for share in shares.values()))
 
 
 def task_of_class(members: Sequence[Sequence[int]], classes: int) -> Ints | None:
@@ -166,10 +155,6 @@ def task_of_class(members: Sequence[Sequence[int]], classes: int) -> Ints | None
             return None
         home[indices] = task
     return home
-
-
-def _counts(indices: Ints, count: int) -> tuple[int, ...]:
-    return tuple(np.bincount(indices, minlength=count).tolist())
 
 
 # -- sequences of tasks ----------------------------------------------------------------------------------------------

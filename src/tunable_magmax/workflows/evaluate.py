@@ -179,12 +179,14 @@ def _matrix(run: Run, accuracies: Mapping[str, Accuracy]) -> AccuracyMatrix | No
     A run that is not finished has more tasks in its data than checkpoints: it has fewer rows.
     """
     trained = tuple(run.checkpoints)
-    tasks = next(iter(accuracies.values())).tasks
+    by_task = next(iter(accuracies.values())).by_task
+    tasks = tuple(by_task)
     if tasks[: len(trained)] != trained or any(name not in accuracies for name in trained):
         return None
     rows = {name: tuple(each.by_task[task].value for task in tasks) for name, each in accuracies.items()}
     before = rows.get("base") if "base" not in trained else None
-    return AccuracyMatrix(tasks, tuple(rows[name] for name in trained), before, accuracies[trained[0]].task_samples)
+    samples = tuple(round(share.samples) for share in by_task.values())
+    return AccuracyMatrix(tasks, tuple(rows[name] for name in trained), before, samples)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -91,13 +91,16 @@ const WORDS = { old: "its old head", base: "the base", last: "the last checkpoin
 
 const listed = (lines) => new Intl.ListFormat("en-GB").format(lines.map((line) => WORDS[line.name]));
 
+/** More samples than anybody has are no advice. */
+const MOST_TOLD = 10_000;
+
 /** Says which lines a point is clearly better or worse than, and which it cannot be told from with these samples. */
 const verdicts = ({ lines, overall }) => {
   const parts = ["clearly better", "clearly worse"].map((verdict) => [verdict, lines.filter((line) => line.verdict === verdict)])
     .filter(([, some]) => some.length).map(([verdict, some]) => `${verdict} than ${listed(some)}`);
   const alike = lines.filter((line) => line.verdict === "cannot tell").sort((a, b) => b.mix.accuracy - a.mix.accuracy);
   if (alike.length) {
-    const [first] = alike, would = first.needed !== null && first.needed > overall.samples;
+    const [first] = alike, would = first.needed !== null && first.needed > overall.samples && first.needed <= MOST_TOLD;
     parts.push(`not distinguishable from ${listed(alike)} with ${studio.count(overall.samples, "sample")}${would
       ? `; about ${first.needed.toLocaleString("en")} would tell it from ${WORDS[first.name]}, if the difference is real` : ""}`);
   }

@@ -58,7 +58,7 @@ def write_run(folder: Path, tasks: int, keep: int) -> None:
     head = Head.of(rng.standard_normal((len(classes), encoder.dim)), classes, 20.0)
     save_head(head, folder / "classifier-head.safetensors")
     run = Run.open(folder)
-    run.register_head(folder / "classifier-head.safetensors", base)
+    run.register_head(folder / "classifier-head.safetensors")
     for t, name in enumerate(names):
         write_profile(run.profile_path(name), name, t, classes, encoder)
         run.register_profile(name)

@@ -17,8 +17,10 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -80,7 +82,7 @@ class Case:
         signatures = [signature_of(state, label) for state, label in zip([base, *vectors], labels, strict=True)]
         return cls(base, vectors, labels, build_layout(signatures, labels, None, None))
 
-    def choices(self) -> Iterator[tuple[str, dict[str, object]]]:
+    def choices(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Options, each with a line that names them."""
         two_hot = [0.0] * len(self.vectors)
         two_hot[0], two_hot[len(self.vectors) // 2] = 0.3, 0.7
@@ -90,7 +92,7 @@ class Case:
                     label = f"scope {scope:6} {name:7} scale {scale!s:7}"
                     yield label, {"scope": scope, "weights": weights, "scale": scale}
 
-    def in_place(self, given: dict[str, object]) -> None:
+    def in_place(self, given: dict[str, Any]) -> None:
         """A whole merge of what lies on the device, with the layout made before."""
         options = read_options(len(self.vectors), **given)
         with merge_in_memory(self.layout, self.base, self.vectors, options, self.labels, None) as merge:
@@ -104,11 +106,11 @@ def measure(case: Case, speed: float) -> None:
     lower_bound = 1000 * len(case.vectors) * ELEMENTS * 4 / speed
     print(f"\nT = {len(case.vectors)}, {len(case.base)} tensors: lower bound {lower_bound:.3f} ms", flush=True)
     for label, given in case.choices():
-        in_place = best(lambda given=given: case.in_place(given))
-        whole = best(lambda given=given: tmx.merge_state_dicts(case.base, case.vectors, **given), 3)
+        in_place = best(partial(case.in_place, given))
+        whole = best(partial(tmx.merge_state_dicts, case.base, case.vectors, **given), 3)
         with tmx.MergeSession(case.base, case.vectors) as session:
             session.merge(**given)
-            again = best(lambda given=given, session=session: session.merge(**given))
+            again = best(partial(session.merge, **given))
         print(
             f"  {label}  in place {in_place:7.2f} ms = {in_place / lower_bound:5.2f} x bound; "
             f"whole call {whole:7.2f} ms; again {again:7.2f} ms",
@@ -148,7 +150,7 @@ def from_files(case: Case) -> None:
         def merge(device: str) -> None:
             tmx.merge_checkpoints(paths[0], paths[1:], outs[device], overwrite=True, device=device)
 
-        seconds = {device: best(lambda device=device: merge(device), 3) / 1000 for device in outs}
+        seconds = {device: best(partial(merge, device), 3) / 1000 for device in outs}
         reading = best(read, 3) / 1000
         same = len({hashlib.sha256(out.read_bytes()).digest() for out in outs.values()}) == 1
         print(
@@ -175,7 +177,7 @@ def check(rounds: int) -> None:
         ]
         here = [{name: tensor.cpu() for name, tensor in state.items()} for state in states]
         weights = [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]
-        cases: list[dict[str, object]] = [
+        cases: list[dict[str, Any]] = [
             {"weights": weights, "scope": scope, "compare": compare, "scale": scale}
             for scope in ("model", "tensor")
             for compare in ("all", "active")
@@ -218,7 +220,8 @@ def main() -> None:
         check(given.check)
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {speed / 1e12:.2f} TB/s")
-    shown = [(tasks, sizes) for tasks in given.tasks for sizes in ({"w": (ELEMENTS,)}, shapes())]
+    one: dict[str, tuple[int, ...]] = {"w": (ELEMENTS,)}
+    shown = [(tasks, sizes) for tasks in given.tasks for sizes in (one, shapes())]
     for tasks, sizes in shown:
         measure(Case.make(tasks, sizes), speed)
     for tasks in given.tasks if given.files else ():

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -55,7 +57,7 @@ def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
 
     two_hot = [0.0] * tasks
     two_hot[0], two_hot[tasks // 2] = 0.3, 0.7
-    cases: dict[str, dict[str, object]] = {
+    cases: dict[str, dict[str, Any]] = {
         f"tunable_magmax, scope {scope}, {name} weights, scale {scale}": {
             "scope": scope,
             "weights": weights,
@@ -72,7 +74,7 @@ def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
     print(f"\nT = {tasks}, {threads} threads: lower bound {reference:.3f} s (reading alone {lean:.3f} s)")
     seconds = {}
     for name, options in cases.items():
-        seconds[name] = best(lambda options=options: tmx.merge_state_dicts(base, vectors, threads=threads, **options))
+        seconds[name] = best(partial(tmx.merge_state_dicts, base, vectors, threads=threads, **options))
         print(f"  {name:62} {seconds[name]:7.3f} s = {seconds[name] / reference:5.2f} x bound")
     return seconds
 

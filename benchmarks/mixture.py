@@ -39,7 +39,7 @@ def embedded(name: str, data: Path, model: Path, split: str, cache: Path | None)
     samples = open_samples(data, split)
     if samples.labels is None:
         raise SystemExit(f"{data} has no labels")
-    place = {name: k for k, name in enumerate(sorted({label for label in samples.labels if label != "oos"}))}
+    place = {name: k for k, name in enumerate(sorted({label for label in samples.labels if str(label) != "oos"}))}
     labels = np.array([place.get(label, -1) for label in samples.labels])
     most = TRAINING_SAMPLES if split == "train" else len(labels)
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == k)[:most] for k in range(len(place))]))

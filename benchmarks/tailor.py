@@ -37,7 +37,8 @@ def write_run(folder: Path, tasks: int, keep: int) -> None:
     from tunable_magmax.runs.run import Run
 
     torch.manual_seed(0)
-    model = ViTModel(ViTConfig()).half()
+    model: Any = ViTModel(ViTConfig())
+    model.half()
     base = folder / "base"
     model.save_pretrained(base)
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 224, "width": 224}, "resample": 2}
@@ -61,8 +62,7 @@ def write_run(folder: Path, tasks: int, keep: int) -> None:
     run.register_head(folder / "classifier-head.safetensors")
     for t, name in enumerate(names):
         write_profile(run.profile_path(name), name, t, classes, encoder)
-        run.register_profile(name)
-        run.register_kept(name, keep_pictures(run, t, classes, keep))
+        run.register(name, profile=run.profile_name(name), kept=keep_pictures(run, t, classes, keep))
 
 
 def write_profile(path: Path, name: str, task: int, classes: list[str], encoder: Any) -> None:

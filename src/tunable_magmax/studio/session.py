@@ -68,7 +68,7 @@ class Studio:
 
     def start(self) -> None:
         """Begins to read the run's models and samples, in the background."""
-        self.worker.later({"what": "opening"}, self._open())
+        self.worker.later({"what": "opening"}, self.opening())
         self.worker.start()
 
     def close(self) -> None:
@@ -79,7 +79,8 @@ class Studio:
         if self._scores is not None:
             self._scores.bench.close()
 
-    def _open(self) -> Iterator[None]:
+    def opening(self) -> Iterator[None]:
+        """Reads the run's models and samples, step by step."""
         try:
             yield from self._open_samples()
         finally:

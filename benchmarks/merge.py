@@ -1,9 +1,11 @@
 """Speed of a merge as a ratio to a lower bound measured in the same run, on the tensors of ViT-B/16's image tower.
 
-    python benchmarks/merge.py [--tasks 5 20] [--files] [--threads 2]
+    python benchmarks/merge.py [--tasks 5 20] [--files] [--threads 2] [--mergekit mergekit-yaml]
 
 The lower bound reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on as many threads.
 `--files` also times file to file: against the in-memory merge plus reading the files, and as a fresh process.
+`--mergekit` gives the same YAML to that program (0.1.5, in an environment of its own) and to `tmx merge`, in turn: TIES
+and task arithmetic of five language models of about as many elements, from files to files, each as a fresh process.
 """
 
 from __future__ import annotations
@@ -113,12 +115,47 @@ def from_files(tasks: int, threads: int, memory_seconds: float, folder: Path) ->
     print(f"  as a process: {process:.2f} s, of which importing torch and numba alone is {start:.2f} s")
 
 
+def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> None:
+    """Print how long mergekit and `tmx merge` take for the same files and YAML, each the best of three in turn."""
+    import transformers
+    import yaml
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
+    config = transformers.LlamaConfig(vocab_size=4000, tie_word_embeddings=False, **sizes)
+    model = transformers.LlamaForCausalLM(config)
+    print(f"\nmergekit, T = {tasks}: Llama with {sum(p.numel() for p in model.parameters()):,} elements, float32")
+    for t in range(tasks + 1):
+        model.save_pretrained(folder / f"model-{t}")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.001 * torch.randn_like(parameter)
+    for method, own in (("ties", {"weight": 0.5, "density": 0.5}), ("task_arithmetic", {"weight": 0.5})):
+        models = [{"model": str(folder / f"model-{t}"), "parameters": own} for t in range(1, tasks + 1)]
+        recipe = {"merge_method": method, "base_model": str(folder / "model-0"), "models": models, "dtype": "float32"}
+        (folder / "merge.yml").write_text(yaml.safe_dump(recipe))
+        given = [str(folder / "merge.yml")]
+        ours = [sys.executable, "-m", "tunable_magmax", "--quiet", "merge", *given, "--overwrite", "-o"]
+        commands = {
+            "mergekit": [program, *given, str(folder / "theirs"), "--no-copy-tokenizer"],
+            "tmx merge": [*ours, str(folder / "ours"), "--threads", str(threads)],
+        }
+        seconds = dict.fromkeys(commands, float("inf"))
+        for _ in range(3):
+            for name, command in commands.items():
+                run = lambda command=command: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
+                seconds[name] = min(seconds[name], best(run, times=1))
+        times = ", ".join(f"{name} {found:.2f} s" for name, found in seconds.items())
+        print(f"  {method:16} {times}: {seconds['mergekit'] / seconds['tmx merge']:.1f} times as fast")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20])
+    parser.add_argument("--tasks", type=int, nargs="*", default=[5, 20])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--methods", action="store_true", help="time the other methods too")
     parser.add_argument("--files", action="store_true", help="file to file too")
+    parser.add_argument("--mergekit", help="the program mergekit-yaml, which is then timed beside `tmx merge`")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -131,6 +168,9 @@ def main() -> None:
                 from_files(tasks, options.threads, next(iter(seconds.values())), folder)
             finally:
                 shutil.rmtree(folder)
+    if options.mergekit:
+        with tempfile.TemporaryDirectory(dir=options.folder) as place:
+            beside_mergekit(options.mergekit, 5, options.threads, Path(place))
 
 
 if __name__ == "__main__":

@@ -131,8 +131,13 @@ def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> Non
             for parameter in model.parameters():
                 parameter += 0.001 * torch.randn_like(parameter)
     for method, own in (("ties", {"weight": 0.5, "density": 0.5}), ("task_arithmetic", {"weight": 0.5})):
-        models = [{"model": str(folder / f"model-{t}"), "parameters": own} for t in range(1, tasks + 1)]
-        recipe = {"merge_method": method, "base_model": str(folder / "model-0"), "models": models, "dtype": "float32"}
+        models: Any = [{"model": str(folder / f"model-{t}"), "parameters": own} for t in range(1, tasks + 1)]
+        recipe: dict[str, Any] = {
+            "merge_method": method,
+            "base_model": str(folder / "model-0"),
+            "models": models,
+            "dtype": "float32",
+        }
         (folder / "merge.yml").write_text(yaml.safe_dump(recipe))
         given = [str(folder / "merge.yml")]
         ours = [sys.executable, "-m", "tunable_magmax", "--quiet", "merge", *given, "--overwrite", "-o"]
@@ -143,7 +148,7 @@ def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> Non
         seconds = dict.fromkeys(commands, float("inf"))
         for _ in range(3):
             for name, command in commands.items():
-                run = lambda command=command: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
+                run = partial(subprocess.run, command, check=True, capture_output=True)
                 seconds[name] = min(seconds[name], best(run, times=1))
         times = ", ".join(f"{name} {found:.2f} s" for name, found in seconds.items())
         print(f"  {method:16} {times}: {seconds['mergekit'] / seconds['tmx merge']:.1f} times as fast")

@@ -66,7 +66,7 @@ def own_run(image_run, tmp_path):
 
 def test_without_data_points_are_measured_on_kept_samples_by_cross_validation(own_run, tmp_path):
     studio = Studio(own_run, tmp_path / "out", StudioOptions(device="cpu"))
-    list(studio._open())
+    list(studio.opening())
     [data] = studio.state()["data"]
     assert (data["id"], data["samples"], data["of"], data["tasks"]) == ("kept", 24, 24, [12, 12])
     asked = PointRequest((3.0, 1.0), 0.5)
@@ -273,7 +273,7 @@ def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path,
         keep_samples(run, t, open_samples(tmp_path / f"{name}.csv"), source="evaluation")
     test = write(tmp_path / "test.csv", LABELS, 4, seed=5)
     studio = Studio(Run.open(tmp_path), tmp_path / "out", StudioOptions(data=test, device="cpu"))
-    list(studio._open())
+    list(studio.opening())
     asked = PointRequest((3.0, 1.0), 0.5)
     point = studio.measure_now(asked)
     studio.writer.write("mine", studio.setting(asked))

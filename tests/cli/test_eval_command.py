@@ -173,9 +173,13 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
         ("{run}/first --data {site} --head {new}/nothing", "nothing"),
         ("{run}/first --data {site} --run {site}", "has no run.json"),
         ("{new}/model --data {site}", "which head"),
+        ("{new}/run --weights 1,2 --data {site}", "names no classifier head"),
     ],
 )
 def test_bad_input(tmx, image_run, site, tmp_path, arguments, value):
     shutil.copytree(image_run.path / "base", tmp_path / "model")
+    run = shutil.copytree(image_run.path, tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "classifier": None}))
     result = tmx("eval", *arguments.format(run=image_run.path, site=site, new=tmp_path).split(), *CPU)
     assert (result.code, result.out, value in result.err) == (2, "", True)

@@ -29,8 +29,13 @@ from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.options import InitOptions, SiteSources, TailorOptions, from_flat
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailored import (
+    HeadRecord,
+    MergeRecord,
+    MixtureRecord,
     Tailored,
+    TailorRecord,
     read_record,
+    record_lines,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -413,3 +418,11 @@ def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
     assert found.record.head.kind == "fitted"
     assert set(found.record.expected) == {"tailored", "base", "last"}
     assert verify_checkpoint(tmp_path / "out").ok
+
+
+def test_of_many_tasks_the_largest_are_named():
+    mixture = MixtureRecord("probe", 100, {f"task {t}": 0.1 for t in range(10)}, None, 0.07, 10.0)
+    merge, head = MergeRecord("tsv", 1.0, "by rule"), HeadRecord("old", "it is as good")
+    lines = list(record_lines(TailorRecord({}, mixture, merge, head, {}, None)))
+    assert [title for title, _, _ in lines] == ["mixture", "merge", "head"]
+    assert lines[0][1].endswith("5 others 0.50")

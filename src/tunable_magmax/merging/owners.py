@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,46 +41,62 @@ Step = Callable[..., list[Any]]
 """Has each part of a group of tensors do an operation of its planes, by name; returns the parts' answers."""
 
 
-def assign_owners(step: Step, rows: PlaneRows, budget: Sequence[int], seed: int) -> Owners:
-    """Gives each task exactly its budget of the elements of a group of tensors, whose parts `step` reaches."""
-    tasks = len(budget)
-    held = [row if n else -1 for row, n in zip(rows.candidates, budget, strict=True)]
-    counts = [0] * tasks
-    free, chosen, unused = rows.free, rows.chosen, list(rows.unused)
+Ints: TypeAlias = NDArray[np.int64]
+ThreeRows: TypeAlias = tuple[int, int, int]
+Choose = Callable[[Step, ThreeRows, Ints, Ints, int], None]
+"""Puts n elements of each group that two rows share into a third: those with the smallest keys of a lottery state."""
+
+
+def assign_owners(
+    step: Step, rows: PlaneRows, budgets: Sequence[Sequence[int]], seed: int, choose: Choose | None = None
+) -> list[Owners]:
+    """Gives each task exactly its budget of each group's elements; budgets are [groups, tasks].
+
+    `step` reaches the parts of one group; of all groups, if it answers with arrays and comes with a `choose`.
+    """
+    choose, budget = choose or _choose, np.array(budgets, np.int64).reshape(-1, len(rows.candidates))
+    counts, taking = np.zeros_like(budget), np.flatnonzero(budget.any(axis=0)).tolist()
+    held, free, chosen, unused = list(rows.candidates), rows.free, rows.chosen, list(rows.unused)
+
+    def count(row: int, other: int) -> Ints:
+        return np.zeros(len(budget), np.int64) + sum(step("count_common", row, other))
+
     step("fill", free)
-    for t in reversed(range(tasks)):
-        if not budget[t]:
-            continue
-        candidates = sum(step("count_common", held[t], free))
-        counts[t] = min(candidates, budget[t])
+    for t in reversed(taking):
+        candidates = count(held[t], free)
+        counts[:, t] = np.minimum(candidates, budget[:, t])
         state = lottery_state(seed, KEEP, t + 1)
-        _choose(step, (held[t], free, chosen), counts[t], candidates, state)
+        choose(step, (held[t], free, chosen), counts[:, t], candidates, state)
         step("subtract", free, chosen)
         held[t], chosen = chosen, unused.pop() if unused else held[t]
-    leftovers = unowned = sum(step("count_common", free, free))
-    for t in range(tasks):
-        more = min(budget[t] - counts[t], unowned)
-        if more:
+    leftovers = count(free, free)
+    unowned = leftovers.copy()
+    for t in taking:
+        more = np.minimum(budget[:, t] - counts[:, t], unowned)
+        if more.any():
             state = lottery_state(seed, LEFTOVERS, t + 1)
-            _choose(step, (free, free, chosen), more, unowned, state)
+            choose(step, (free, free, chosen), more, unowned, state)
             step("subtract", free, chosen)
             step("unite", held[t], chosen)
-            counts[t] += more
+            counts[:, t] += more
             unowned -= more
-    found = [sum(step("count_common", row, row)) if n else 0 for row, n in zip(held, budget, strict=True)]
-    if found != list(budget):
-        raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
-    return Owners(tuple(held), leftovers)
+    found = np.array([count(row, row) if t in taking else 0 * unowned for t, row in enumerate(held)]).T
+    if (found != budget).any():
+        raise ExactnessError(f"the tasks own {found.tolist()} elements, not {budget.tolist()}; please report this")
+    return [
+        Owners(tuple(row if n else -1 for row, n in zip(held, own, strict=True)), int(rest))
+        for own, rest in zip(budget, leftovers, strict=True)
+    ]
 
 
-def _choose(step: Step, rows: tuple[int, int, int], n: int, candidates: int, lottery_state: int) -> None:
-    """Puts n of the elements that two rows share into a third: those with the smallest keys."""
-    row, free, chosen = rows
+def _choose(step: Step, rows: ThreeRows, wanted: Ints, held: Ints, state: int) -> None:
+    """Chooses in one group, whose parts scan keys; the driver finds the threshold."""
+    (row, free, chosen), [n], [candidates] = rows, wanted.tolist(), held.tolist()
     if n >= candidates:
         step("intersect", row, free, chosen)
         return
     for low, high in windows(n, candidates):
-        below, keys = added(step("scan_keys", row, free, chosen, lottery_state, low, high))
+        below, keys = added(step("scan_keys", row, free, chosen, state, low, high))
         if 0 <= n - below <= len(keys):
             if n > below:
                 step("choose_scanned", chosen, nth_smallest(keys, n - below))
@@ -196,7 +212,7 @@ class MergedElements:
             owners |= dict(zip(own, answer, strict=True))
         for number, (tensors, budget) in enumerate(quotas):
             if number not in owners:
-                owners[number] = assign_owners(self._step(holders[number], tensors), rows, budget, seed)
+                [owners[number]] = assign_owners(self._step(holders[number], tensors), rows, [budget], seed)
         return [owners[number] for number in range(len(groups))]
 
     def _step(self, parts: Sequence[int], tensors: tuple[int, ...]) -> Step:

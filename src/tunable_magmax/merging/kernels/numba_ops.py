@@ -251,7 +251,8 @@ class NumbaKernels(Kernels):
 
         def work(pair: tuple[Sequence[TensorPlace], Sequence[int]]) -> Owners:
             group = self.plane_group(planes, pair[0], inside)
-            return assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, pair[1], seed)
+            [own] = assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, [pair[1]], seed)
+            return own
 
         return outside(work, list(zip(groups, budgets, strict=True)))
 

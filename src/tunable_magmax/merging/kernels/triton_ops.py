@@ -19,11 +19,10 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.errors import ExactnessError
-from tunable_magmax.lottery import GOLDEN, KEEP, LEFTOVERS, MIX_A, MIX_B, lottery_state
+from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
 from tunable_magmax.merging.kernels import Chunk, Counts, Each, Owners, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.kernels.torch_ops import TOP_BIT, TensorPlanes, TorchKernels, signed
-from tunable_magmax.merging.owners import windows
+from tunable_magmax.merging.owners import Ints, Step, ThreeRows, assign_owners, windows
 
 BLOCK = 2048
 """Elements that one program works on."""
@@ -202,16 +201,23 @@ class _Groups:
     table: Table
     count: int
 
-    def count_common(self, row: int, other: int) -> NDArray[np.int64]:
+    def count_common(self, row: int, other: int) -> Ints:
         counts = self.kernels.zeros(self.count)
         planes = (self.bits[each].view(torch.int8) for each in (row, other))
         self.kernels.launch(_count_common, self.table.blocks, *self.table.arguments, *planes, counts)
         return counts.cpu().numpy()
 
-    def choose(
-        self, rows: tuple[int, int, int], n: NDArray[np.int64], candidates: NDArray[np.int64], state: int
-    ) -> None:
-        """Puts n of the elements that two rows share into a third, those with the smallest keys; free without them."""
+    def fill(self, row: int) -> None:
+        self.bits[row] = True
+
+    def subtract(self, row: int, other: int) -> None:
+        torch.gt(self.bits[row], self.bits[other], out=self.bits[row])
+
+    def unite(self, row: int, other: int) -> None:
+        self.bits[row] |= self.bits[other]
+
+    def choose(self, step: Step, rows: ThreeRows, n: Ints, candidates: Ints, state: int) -> None:
+        """Puts n of each group's elements that two rows share into a third: those with the smallest keys."""
         row, free, chosen = (self.bits[row] for row in rows)
         if (n >= candidates).all():
             torch.logical_and(row, free, out=chosen)
@@ -221,12 +227,7 @@ class _Groups:
                 pass
 
     def _choose_inside(
-        self,
-        planes: tuple[Tensor, Tensor, Tensor],
-        n: NDArray[np.int64],
-        candidates: NDArray[np.int64],
-        state: int,
-        inside: Sequence[tuple[int, int]],
+        self, planes: Sequence[Tensor], n: Ints, candidates: Ints, state: int, inside: Sequence[tuple[int, int]]
     ) -> bool:
         """Chooses with windows of keys, whose keys are listed; returns whether all that are wanted were there."""
         expected = sum(c * (high - low) / 2**64 for c, (low, high) in zip(candidates.tolist(), inside, strict=True))
@@ -330,37 +331,10 @@ class TritonKernels(TorchKernels):
         seed: int,
         each: Each[Any],
     ) -> list[Owners]:
-        bits, budget = _rows_of(planes), np.array(budgets, np.int64).reshape(len(groups), len(rows.candidates))
         places = [(place, g) for g, group in enumerate(groups) for place in group]
         table = self.table([(place.size, place.slot, g, place.element) for place, g in places])
-        scan = _Groups(self, bits, table, len(groups))
-        held, free, chosen, unused = list(rows.candidates), rows.free, rows.chosen, list(rows.unused)
-        counts = np.zeros_like(budget)
-        bits[free] = True
-        for t in reversed(np.flatnonzero(budget.any(axis=0)).tolist()):
-            candidates = scan.count_common(held[t], free)
-            counts[:, t] = np.minimum(candidates, budget[:, t])
-            scan.choose((held[t], free, chosen), counts[:, t], candidates, lottery_state(seed, KEEP, t + 1))
-            torch.gt(bits[free], bits[chosen], out=bits[free])
-            held[t], chosen = chosen, unused.pop() if unused else held[t]
-        leftovers = scan.count_common(free, free)
-        unowned = leftovers.copy()
-        for t in range(budget.shape[1]):
-            more = np.minimum(budget[:, t] - counts[:, t], unowned)
-            if more.any():
-                scan.choose((free, free, chosen), more, unowned, lottery_state(seed, LEFTOVERS, t + 1))
-                torch.gt(bits[free], bits[chosen], out=bits[free])
-                bits[held[t]] |= bits[chosen]
-                counts[:, t] += more
-                unowned -= more
-        found = [scan.count_common(row, row) if row >= 0 else 0 * unowned for row in held]
-        wrong = (budget != np.array(found).T) & (budget > 0)
-        if wrong.any() or (counts != budget).any():
-            raise ExactnessError(f"the tasks own {counts.tolist()} elements, not {budget.tolist()}; please report this")
-        return [
-            Owners(tuple(row if n else -1 for row, n in zip(held, own, strict=True)), int(rest))
-            for own, rest in zip(budget, leftovers, strict=True)
-        ]
+        scan = _Groups(self, _rows_of(planes), table, len(groups))
+        return assign_owners(lambda name, *numbers: [getattr(scan, name)(*numbers)], rows, budgets, seed, scan.choose)
 
     def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]

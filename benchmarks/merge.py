@@ -117,13 +117,13 @@ def from_files(tasks: int, threads: int, memory_seconds: float, folder: Path) ->
 
 def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> None:
     """Print how long mergekit and `tmx merge` take for the same files and YAML, each the best of three in turn."""
-    import transformers
     import yaml
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
-    config = transformers.LlamaConfig(vocab_size=4000, tie_word_embeddings=False, **sizes)
-    model = transformers.LlamaForCausalLM(config)
+    sizes: Any = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
+    config = LlamaConfig(vocab_size=4000, tie_word_embeddings=False, **sizes)
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     print(f"\nmergekit, T = {tasks}: Llama with {sum(p.numel() for p in model.parameters()):,} elements, float32")
     for t in range(tasks + 1):
         model.save_pretrained(folder / f"model-{t}")

@@ -67,10 +67,7 @@ def known_labels(samples: Samples, classes: Sequence[str]) -> tuple[dict[int, in
 
     Labels go by name; if none is a name and all are numbers, they are indices into `classes`.
     """
-    labels = samples.label_names()
-    if not labels:
-        raise InputError(f"{samples.origin}: holds no samples; give at least one")
-    names = by_name(labels, [tuple(classes)], samples.origin)
+    names = by_name(samples.label_names(), [tuple(classes)], samples.origin)
     place = {name: index for index, name in enumerate(classes)}
     known = {position: place[name] for position, name in enumerate(names) if name in place}
     return known, [name for name in names if name not in place]

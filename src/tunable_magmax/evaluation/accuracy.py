@@ -146,17 +146,6 @@ def _sum(shares: Mapping[str, Share]) -> Share:
     return Share(sum(share.right for share in shares.values()), sum(share.samples for share in shares.values()))
 
 
-def task_of_class(members: Sequence[Sequence[int]], classes: int) -> Ints | None:
-    """Returns the task of each class, -1 for none; None where tasks share classes."""
-    home = np.full(classes, -1, dtype=np.int64)
-    for task, group in enumerate(members):
-        indices = list(group)
-        if (home[indices] >= 0).any():
-            return None
-        home[indices] = task
-    return home
-
-
 # -- sequences of tasks ----------------------------------------------------------------------------------------------
 
 

@@ -128,22 +128,19 @@ class Bench(AbstractContextManager["Bench"]):
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         options: dict[str, Any] = {"seed": seed, "device": where, "progress": progress}
         self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)
-        self.encoder: Encoder
         if self.models.labels is not None:
-            self.encoder = self.models.encoder(device)
+            self.encoder: Encoder = self.models.encoder(device)
             self.frozen: Head | None = None
             self.classes: tuple[str, ...] = self.models.labels
         else:
-            if head is None and run.head is None:
+            head = load_head(run.head) if head is None and run.head is not None else head
+            if head is None:
                 raise InputError(
                     f"{run.path} has neither a head nor tasks with classifiers: "
                     f"`tmx init {run.path} --head HEAD` adds one"
                 )
-            self.encoder = load_encoder(run.base, device)
-            self.frozen = load_head(run.head) if head is None and run.head is not None else head
-            assert self.frozen is not None
-            require_match(self.encoder, self.frozen)
-            self.classes = self.frozen.classes
+            self.encoder, self.frozen, self.classes = load_encoder(run.base, device), head, head.classes
+            require_match(self.encoder, head)
         self._places = {name: index for index, name in enumerate(self.classes)}
         self._lock = threading.RLock()
         self._filled: MergeSpec | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name, places_of
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.evaluation.accuracy import Accuracy, task_of_class
+from tunable_magmax.evaluation.accuracy import Accuracy
 
 if TYPE_CHECKING:
     from tunable_magmax.data.benchmark import Benchmark
@@ -99,8 +99,11 @@ def label_samples(
         wanted = sorted(known)
     groups = task_indices(tasks or {}, classes)
     targets = np.array([known[position] for position in wanted], dtype=np.int64)
-    home = task_of_class(list(groups.values()), len(classes))
-    owner: Ints | None = home[targets] if home is not None and groups else None
+    home = np.full(len(classes), -1)
+    for task, group in enumerate(groups.values()):
+        home[list(group)] = task
+    apart = sum(map(len, groups.values())) == (home >= 0).sum()
+    owner = home[targets] if groups and apart else None
     return Labelled(samples, tuple(wanted), targets, {} if owner is None else groups, owner, len(lacking))
 
 

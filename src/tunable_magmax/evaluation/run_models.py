@@ -51,8 +51,6 @@ class MergeSpec:
     """Further options of the merge, by name."""
 
     def __post_init__(self) -> None:
-        if (self.method is None) == (self.checkpoint is None):
-            raise InputError("a model of a run is either a merge by a method, or the number of a checkpoint")
         if self.method is not None and self.scale == 0:
             object.__setattr__(self, "method", None)
             object.__setattr__(self, "checkpoint", 0)

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,6 @@ def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> Non
     import yaml
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    transformers: Any = import_module("transformers")  # whose classes say little of their types
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
     config = LlamaConfig(vocab_size=4000, tie_word_embeddings=False, **sizes)

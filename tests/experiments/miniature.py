@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from training import toy
 
+from tunable_magmax.experiments import sequence_bench
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.reproduce import reproduce
 
@@ -26,13 +28,11 @@ def written(root: Path, kind: str = "vit", more: dict | None = None, **changed) 
     run = toy.settings(root, kind, benchmark={"holdout": 0.3}, train={"epochs": 1}, **(more or {}))
     environments = {"mixtures": {"D1": [0.5, 0.5]}, "levels": ["all"], "variants": [42, 123], "size": "supply"}
     given = {
-        "name": "toy",
         "setting": "toy/colours-2",
         "run": run,
         "seeds": [3],
         "environments": environments,
         "grid": [0.5, 1.0],
-        "search": {"trials": 3, "variants": [42]},
         "alphas": [0.5, 2.0],
         "rows": ROWS,
         **changed,
@@ -45,4 +45,6 @@ def written(root: Path, kind: str = "vit", more: dict | None = None, **changed) 
 def reproduced(root: Path, kind: str = "vit", more: dict | None = None, **changed) -> tuple:
     """Reproduces such an experiment: where it lies, what it is, and the files that it made."""
     experiment = read_experiment(written(root, kind, more, **changed))
-    return root, experiment, reproduce(experiment, root / "results", root / "work", "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence_bench, "TRIALS", 3)
+        return root, experiment, reproduce(experiment, root / "results", root / "work", "cpu")

@@ -20,7 +20,7 @@ def benchmark(tasks: int, test: int) -> Benchmark:
 
 
 def test_the_papers_environments():
-    found = draw_environments(benchmark(20, 500), EnvironmentOptions(size=500))
+    found = draw_environments(benchmark(20, 500), EnvironmentOptions())
     assert [one.name for one in found] == [f"{mixture}/{variant}" for mixture in PAPER for variant in VARIANTS]
     for one in found:
         assert len(one.meta) + len(one.rest) == 500
@@ -34,8 +34,7 @@ def test_the_papers_environments():
 
 
 def test_variants_differ_and_one_seed_gives_one_environment():
-    sizes = EnvironmentOptions(size=100)
-    first, again = (draw_environments(benchmark(20, 100), sizes) for _ in range(2))
+    first, again = (draw_environments(benchmark(20, 100), EnvironmentOptions()) for _ in range(2))
     assert first == again
     assert len({one.tasks for one in first if one.mixture == "D1"}) > 1
 
@@ -51,12 +50,12 @@ def test_without_a_size_every_ratio_is_satisfied():
 
 
 def test_a_short_supply_is_told():
-    found = draw_environments(benchmark(5, 90), EnvironmentOptions({"D2": (0.8, 0.2)}, variants=(42,), size=200))[0]
-    assert len(found.meta) + len(found.rest) == 130
+    found = draw_environments(benchmark(5, 90), EnvironmentOptions({"D2": (0.8, 0.2)}))[0]
+    assert len(found.meta) + len(found.rest) == 180
 
 
 def test_shares_of_many_tasks():
-    found = draw_environments(benchmark(10, 30), EnvironmentOptions({}, (1, 10), (42,), size=30))
+    found = draw_environments(benchmark(10, 30), EnvironmentOptions({}, (1, 10), (42,)))
     assert [len(one.tasks) for one in found] == [1, 10]
     assert sorted(found[1].tasks) == list(range(10))
 
@@ -69,4 +68,4 @@ def test_a_ratio_that_cannot_be(ratio):
 
 def test_nothing_left_to_evaluate_on():
     with pytest.raises(InputError, match="D1/42 has 2 samples: none is left to evaluate on"):
-        draw_environments(benchmark(2, 1), EnvironmentOptions({"D1": (0.5, 0.5)}, variants=(42,), size=2))
+        draw_environments(benchmark(2, 1), EnvironmentOptions({"D1": (0.5, 0.5)}, size="supply"))

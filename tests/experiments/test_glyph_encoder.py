@@ -13,21 +13,18 @@ from tunable_magmax.models.prepared import embed_inputs
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
-    monkeypatch.setattr(glyph_encoder, "PICTURES_EACH", 3)
-
-
-def made(path, **options):
-    return glyph_base(path, classes=20, steps=3, **options)
+    monkeypatch.setattr(glyph_encoder, "PICTURES_EACH", 2)
+    monkeypatch.setattr(glyph_encoder, "STEPS", 3)
 
 
 @pytest.fixture
 def encoder(tmp_path):
-    return load_encoder(made(tmp_path / "base"), "cpu")
+    return load_encoder(glyph_base(tmp_path / "base"), "cpu")
 
 
 def test_one_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     before = torch.get_rng_state()
-    files = [(made(tmp_path / str(k), seed=seed) / "model.safetensors") for k, seed in enumerate((0, 0, 1))]
+    files = [(glyph_base(tmp_path / str(k), seed=seed) / "model.safetensors") for k, seed in enumerate((0, 0, 1))]
     assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
     assert (torch.get_rng_state() == before).all()  # the caller's random numbers are left alone
 
@@ -59,7 +56,7 @@ def test_the_head_is_the_mean_of_the_clean_pictures(encoder):
 
 
 def test_progress_counts_to_the_end(tmp_path):
-    seen = []
-    made(tmp_path / "base", progress=lambda phase, done, total: seen.append((phase, done, total)))
-    assert ("drawing", 20, 20) in seen
+    seen, count = [], len(alphabets()[1].characters)
+    glyph_base(tmp_path / "base", progress=lambda phase, done, total: seen.append((phase, done, total)))
+    assert ("drawing", count, count) in seen
     assert seen[-1] == ("pre-training", 3, 3)

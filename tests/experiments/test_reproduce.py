@@ -177,12 +177,10 @@ def test_the_command_says_what_is_missing(tmx, tmp_path, monkeypatch):
         ({"rows": ["magmax"]}, "magmax@matched"),
         ({"seeds": 3}, "seeds is 3"),
         ({"order_from_seed": "false"}, "order_from_seed is 'false'"),
-        ({"search": {"trials": 0.5}}, "search.trials is 0.5"),
         ({"environments": {"mixtures": {"D1": [0]}}}, "environments.mixtures"),
         ({"environments": {"levels": ["some"]}}, "some"),
         ({"environments": {"size": "large"}}, "environments.size is 'large'"),
         ({"run": None}, "run"),
-        ({"extends": "toy.yaml"}, "extends itself"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_key_and_value(tmp_path, changed, told):

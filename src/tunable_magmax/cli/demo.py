@@ -26,8 +26,9 @@ def demo(*, options: DemoOptions = parsed(DemoOptions)) -> None:
     """
     from tunable_magmax.experiments.demo import run_demo
 
+    note(f"everything goes to {options.out}; this takes about two minutes")
     with working() as progress:
-        story = run_demo(options.out, seed=options.seed, progress=progress, notify=note)
+        story = run_demo(options.out, seed=options.seed, progress=progress)
     show_result(story.to_json(), story_lines(story, options.out))
 
 

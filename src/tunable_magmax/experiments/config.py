@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, gather, read_yaml, refuse, set_value
+from tunable_magmax.config import STRICT, NotNegative, Positive, PositiveInt, check, read_yaml, set_value
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import VARIANTS, Count, EnvironmentOptions, Variants
+from tunable_magmax.experiments.environments import EnvironmentOptions, Variants
 from tunable_magmax.experiments.rows import Row
 from tunable_magmax.training.config import TrainConfig
 
@@ -32,22 +32,13 @@ RowName: TypeAlias = Annotated[str, AfterValidator(_row_name)]
 
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """The search for preferences: its trials, and the variants of the environments that dear rows are measured in."""
-
-    __pydantic_config__ = STRICT
-    trials: Count = 50
-    variants: Variants = VARIANTS[:1]
-
-
-@dataclass(frozen=True)
 class Experiment:
     """An experiment as its YAML describes it, which may also have `extends`: a file that this one changes.
 
     `setting`: what its records are called, such as minilm/clinc150-15. `run`: what is trained, as in run.yaml. `rows`:
     by name. `grid`: the scales that rows at their best scale choose among. `joint_steps`: of the model that is trained
     on all tasks together, by default as many as the sequence has. `alphas`: of the figure of first against last task.
-    `root`: where relative paths count from, by default the file's folder.
+    `name` and `root`, from where relative paths count, are those of the file.
     """
 
     __pydantic_config__ = STRICT
@@ -57,11 +48,10 @@ class Experiment:
     about: str = ""
     seeds: Variants = (3, 4, 5)
     order_from_seed: bool = False
-    environments: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    environments: EnvironmentOptions = EnvironmentOptions()  # noqa: RUF009  (frozen)
     rows: tuple[RowName, ...] = ()
     grid: Annotated[tuple[Positive, ...], Field(min_length=1)] = GRID
-    search: SearchOptions = field(default_factory=SearchOptions)
-    joint_steps: Count | None = None
+    joint_steps: PositiveInt | None = None
     alphas: tuple[NotNegative, ...] = ()
     root: str = ""
 
@@ -72,10 +62,10 @@ class Experiment:
         return [row for row in rows if row.base != "logistic" or find_spec("sklearn") is not None]
 
     def measures(self, row: Row, environment: str) -> bool:
-        """Whether a row is measured in an environment: searches and fewer samples in some draws of mixing ratios."""
+        """Whether a row is measured in an environment: searches and fewer samples in one draw of each mixing ratio."""
         mixture, _, variant = environment.rpartition("/")
         everywhere = row.preference != "search" and not row.has_less
-        return everywhere or (int(variant) in self.search.variants and mixture in self.environments.ratios)
+        return everywhere or (int(variant) == self.environments.variants[0] and mixture in self.environments.ratios)
 
     @property
     def tasks(self) -> int:
@@ -110,14 +100,10 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     data = _loaded(path)
     for change in changes:
         set_value(data, change)
-    problems: list[str] = []
-    file = gather(Experiment, data, problems)
-    refuse(problems, str(path))
-    assert file is not None
-    name, root = file.name or path.stem, path.parent.absolute() / file.root
-    experiment = replace(file, name=name, setting=file.setting or name, root=str(root))
-    for seed in experiment.seeds:
-        experiment.training(seed)  # tells what is wrong with the run before anything is made
+    file = check(Experiment, data, str(path))
+    setting = file.setting or path.stem
+    experiment = replace(file, name=path.stem, setting=setting, root=str(path.parent.absolute()))
+    experiment.training(experiment.seeds[0])  # tells what is wrong with the run before anything is made
     return experiment
 
 
@@ -126,34 +112,24 @@ def find_experiment(name: str | Path) -> Path:
     path = Path(name)
     if path.exists() or path.is_absolute():
         return path
-    folder = _packaged()
-    names = {str(each.relative_to(folder).with_suffix("")): each for each in sorted(folder.glob("*/*.yaml"))}
-    wanted = str(path.with_suffix("") if path.suffix == ".yaml" else path).removeprefix("configs/")
-    if wanted in names:
-        return names[wanted]
-    near = get_close_matches(wanted, names, n=3) or [each for each in names if "/common" not in each]
-    raise InputError(
-        f"{name} does not exist, and no experiment of that name comes with this package; there are {', '.join(near)}"
-    )
+    folder = Path(__file__).parents[1] / "configs"  # when installed; in a checkout they are in its root
+    folder = folder if folder.is_dir() else folder.parents[2] / "configs"
+    names = {each.relative_to(folder).with_suffix("").as_posix(): each for each in sorted(folder.glob("*/*.yaml"))}
+    wanted = str(name).removesuffix(".yaml").removeprefix("configs/")
+    if wanted not in names:
+        near = get_close_matches(wanted, names, n=3) or names
+        raise InputError(
+            f"{name} does not exist, and no experiment of this name comes with the package; there are {', '.join(near)}"
+        )
+    return names[wanted]
 
 
-def _packaged() -> Path:
-    """Returns the folder of this package's experiments: inside it when installed, in the root of a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parents[1] / "configs"
-
-
-def _loaded(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _loaded(path: Path) -> dict[str, Any]:
     """Returns a file's mapping, on top of the one that it extends."""
-    if path.resolve() in above:
-        raise InputError(f"{path} extends itself")
     keys = ", ".join(each.name for each in fields(Experiment))
     data = read_yaml(path, "the YAML of an experiment, as in configs/", f"the keys {keys}")
     extended = data.pop("extends", None)
-    if extended is None:
-        return data
-    return _merged(_loaded(path.parent / str(extended), (*above, path.resolve())), data)
+    return data if extended is None else _merged(_loaded(path.parent / str(extended)), data)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

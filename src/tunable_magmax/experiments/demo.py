@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.head import Linear
 from tunable_magmax.plots.demo import SitePanel, save_demo_picture
-from tunable_magmax.runs.run import Run, is_run
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.evaluate import evaluate
@@ -103,7 +103,6 @@ def run_demo(
     seed: int = 0,
     size: DemoSize = DemoSize(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
-    notify: Callable[[str], None] | None = None,
 ) -> Story:
     """Trains, makes two sites, tailors a model to each and measures; everything is left in `out`.
 
@@ -116,9 +115,7 @@ def run_demo(
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
     with one_thread():
-        config, news = _config(place, seed, size)
-        if notify is not None:
-            notify(news)
+        config = _config(place, seed, size)
         train_sequence(config, place / "run", device="cpu", progress=report)
         for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
@@ -150,23 +147,17 @@ def demo_config(seed: int, size: DemoSize) -> dict[str, Any]:
     return {"model": "glyphs", "benchmark": benchmark, "train": recipe, "seed": seed}
 
 
-def _config(place: Path, seed: int, size: DemoSize) -> tuple[TrainConfig, str]:
-    """Writes run.yaml, and removes the run of another seed or version; also returns in words what is done."""
-    file, run = place / CONFIG, place / "run"
+def _config(place: Path, seed: int, size: DemoSize) -> TrainConfig:
+    """Writes run.yaml, and removes the run of another seed or version."""
+    file = place / CONFIG
     if place.exists() and not file.exists():
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
     wanted = yaml.safe_dump(demo_config(seed, size), sort_keys=False, allow_unicode=True)
-    news = f"everything goes to {place}; this takes about two minutes"
     if place.exists() and file.read_text(encoding="utf-8") != wanted:
-        shutil.rmtree(run, ignore_errors=True)
-        news = f"{place} holds a demonstration of another seed or version, which is replaced"
-    elif is_run(run):
-        done = len(Run.open(run, begun=True).tasks)
-        state = "its training is complete" if done == len(TASKS) else f"its training goes on after task {done}"
-        news = f"{place} holds an earlier demonstration: {state}, and the rest is made again"
+        shutil.rmtree(place / "run", ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")
-    return TrainConfig.read(yaml.safe_load(wanted), place, str(file)), news
+    return TrainConfig.read(yaml.safe_load(wanted), place, str(file))
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, ValidationError, WrapValidator
+from pydantic import Field
 
-from tunable_magmax.config import STRICT, Positive
+from tunable_magmax.config import STRICT, Positive, PositiveInt, Seed
 from tunable_magmax.data.arrays import shuffled
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError
@@ -26,30 +26,18 @@ PAPER: Mapping[str, tuple[float, ...]] = {
 """The paper's five mixing ratios."""
 LEVEL_DRAWS = 3
 """Draws of equal shares of so many tasks, as in the paper's figure."""
+KNOWN = 0.1
+"""The share of each task's samples that is known of an environment; at least one sample is."""
+MOST = 1000
+"""Samples of the largest environment of size `supply`."""
 
 
-def _must_be(words: str) -> WrapValidator:
-    """One message for a value that may be of several types, instead of one for each type."""
-
-    def checked(value: Any, check: Any) -> Any:
-        try:
-            return check(value)
-        except ValidationError:
-            raise ValueError(f"must be {words}") from None
-
-    return WrapValidator(checked)
-
-
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Variants: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Variants: TypeAlias = Annotated[tuple[Seed, ...], Field(min_length=1)]
 Mixtures: TypeAlias = Annotated[
     Literal["paper"] | dict[str, Annotated[list[Positive], Field(min_length=1)]],
-    _must_be("paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
+    Field(description="paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
 ]
-Level: TypeAlias = Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")]
-Size: TypeAlias = Annotated[
-    Literal["paper", "supply"] | Count, _must_be("paper, supply or a whole number of at least 1")
-]
+Level: TypeAlias = Annotated[Literal["all"] | PositiveInt, Field(description="all or a whole number of at least 1")]
 
 
 @dataclass(frozen=True)
@@ -57,19 +45,16 @@ class EnvironmentOptions:
     """Describes environments.
 
     `mixtures`: ratios by name. `levels`: beside them, equal shares of so many tasks, or of `all`; more than there are
-    are left out. `variants`: the seeds of the draws of each; levels have the first three. `size`: samples of each,
-    where a task with too few gives all it has; `supply` is the largest size for which every task can satisfy every
-    ratio of the mixtures, at most `most`, and a level that needs more of a task has fewer samples. `meta`: the share of
-    each task's samples that is known, at least one.
+    are left out. `variants`: the seeds of the draws of each; levels have the first three. `size`: `paper`, where a task
+    with too few samples gives all it has; or `supply`, the largest size for which every task can satisfy every ratio
+    of the mixtures, at most `MOST`, and a level that needs more of a task has fewer samples.
     """
 
     __pydantic_config__ = STRICT
     mixtures: Mixtures = "paper"
     levels: tuple[Level, ...] = ()
     variants: Variants = VARIANTS
-    size: Size = "paper"
-    most: Count = 1000
-    meta: Positive = 0.1
+    size: Literal["paper", "supply"] = "paper"
 
     @property
     def ratios(self) -> Mapping[str, tuple[float, ...]]:
@@ -140,26 +125,26 @@ def draw_environments(benchmark: Benchmark, options: EnvironmentOptions) -> list
             )
     supply = min(len(task.test) for task in benchmark.tasks)
     possible = {name: int(supply / max(ratio) + 1e-9) for name, ratio in ratios.items()}
-    largest = min(options.most, *(possible[name] for name in options.ratios or ratios))
-    fixed = paper_size(count) if options.size == "paper" else options.size
+    if options.size == "paper":
+        sizes = dict.fromkeys(ratios, paper_size(count))
+    else:
+        largest = min(MOST, *(possible[name] for name in options.ratios or ratios))
+        sizes = {name: min(largest, size) for name, size in possible.items()}
     return [
-        _drawn(benchmark, name, ratio, variant, fixed if isinstance(fixed, int) else size, options.meta)
+        _drawn(benchmark, name, ratio, variant, sizes[name])
         for name, ratio in ratios.items()
-        for size in (min(largest, possible[name]),)
         for variant in options.draws(name)
     ]
 
 
-def _drawn(
-    benchmark: Benchmark, mixture: str, ratio: tuple[float, ...], variant: int, size: int, share: float
-) -> Environment:
+def _drawn(benchmark: Benchmark, mixture: str, ratio: tuple[float, ...], variant: int, size: int) -> Environment:
     chosen = shuffled(len(benchmark.tasks), derived_seed(variant, mixture, "tasks"))[: len(ratio)]
     meta: list[int] = []
     rest: list[int] = []
     for t, wanted in zip(chosen, _counts(ratio, size), strict=True):
         supply = benchmark.tasks[t].test
         samples = [supply[k] for k in shuffled(len(supply), derived_seed(variant, mixture, "samples", t))[:wanted]]
-        cut = max(1, round(share * len(samples)))
+        cut = max(1, round(KNOWN * len(samples)))
         meta += samples[:cut]
         rest += samples[cut:]
     if not rest:

@@ -46,40 +46,24 @@ RATE, DECAY, COSINE_SCALE = 4e-3, 0.05, 16.0
 HEAD_SCALE = 3.0  # low: cosines must come close to 1 before the loss is content
 
 
-def glyph_base(
-    path: str | Path,
-    *,
-    seed: int = 0,
-    classes: int | None = None,
-    steps: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """Pre-trains the encoder on the first `classes` of the other characters (default: all), and saves it in `path`.
+def glyph_base(path: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Path:
+    """Pre-trains the encoder on characters that the benchmark lacks, and saves it in `path`.
 
     Always on one thread of the CPU, where one seed gives the same bytes again.
     """
     import torch
 
-    alphabet = alphabets()[1]
-    alphabet = alphabet if classes is None else alphabet.first(classes)
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model()
-        _pretrain(
-            model, alphabet, seed, STEPS if steps is None else steps, progress or (lambda phase, done, total: None)
-        )
+        _pretrain(model, alphabets()[1], seed, progress or (lambda phase, done, total: None))
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
         model.save_pretrained(folder)
     settings = {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
         "size": {"height": SIZE, "width": SIZE},
-        "resample": 2,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
         "image_mean": [MEAN] * 3,
         "image_std": [DEVIATION] * 3,
     }
@@ -123,7 +107,7 @@ def _model() -> Any:
     return transformers.ViTModel(config, add_pooling_layer=False)
 
 
-def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: Progress) -> None:
+def _pretrain(model: Any, alphabet: Alphabet, seed: int, progress: Progress) -> None:
     """Trains the model to map all pictures of a character to one vector, which is learnt too and thrown away."""
     import torch
 
@@ -136,9 +120,9 @@ def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: P
     trained = [*model.parameters(), vectors]
     optimiser = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98))
     model.train()
-    for step in range(steps):
+    for step in range(STEPS):
         for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / (0.1 * steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = RATE * min(1.0, (step + 1) / (0.1 * STEPS)) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
         noisy = torch.randint(len(pictures), (TRAINING_BATCH - CLEAN,))
         named = torch.randint(len(plain), (CLEAN,))
         labels = torch.cat([noisy // PICTURES_EACH, named // len(FONTS)])
@@ -149,7 +133,7 @@ def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: P
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
-        progress("pre-training", step + 1, steps)
+        progress("pre-training", step + 1, STEPS)
     model.eval()
 
 

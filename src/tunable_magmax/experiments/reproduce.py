@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.hub import hub_name
-from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.data.orders import FILE, FileOrder
+from tunable_magmax.data.orders import FILE
 from tunable_magmax.errors import InputError, bulleted
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.records import RECORDS, Record, SequenceRecord, append_records, read_records
+from tunable_magmax.experiments.records import RECORDS, SequenceRecord, append_records, read_records
 from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed_jobs import Job, jobs_to_do, plan_jobs, seed_records
@@ -23,7 +21,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 
-PLACES = {"model", "benchmark.data", "head.file", "keep"}
+PLACES = {"model", "benchmark.data", "benchmark.order.file", "head.file", "keep"}
 """Settings that may differ from those of the records: where files lie, and how many samples are kept."""
 
 
@@ -87,17 +85,15 @@ class ExperimentPlan:
 
 
 def plan_experiment(experiment: Experiment, out: Path, work: Path) -> ExperimentPlan:
-    """Lists the jobs of an experiment, and what they need that is not here; only checkpoints' headers are opened.
+    """Lists the jobs of an experiment, and what they need that is not here.
 
     A seed whose run directory has a base needs no model, and a model with a hub's name may still be fetched.
     """
     jobs, to_do = plan_jobs(experiment), missing_jobs(experiment, out / experiment.setting)
     missing: list[str] = []
     for seed in sorted({job.seed for job in to_do}):
-        config = experiment.training(seed)
-        missing += _missing_data(config)
-        if not (work / experiment.setting / f"seed-{seed}" / BASE).exists():
-            missing += _missing_weights(config)
+        is_begun = (work / experiment.setting / f"seed-{seed}" / BASE).exists()
+        missing += _missing_places(experiment.training(seed), needs_model=not is_begun)
     left_out = len(dict.fromkeys(experiment.rows)) - len(experiment.planned)
     notes = (f"{left_out} rows are left out: logistic needs scikit-learn",) if left_out else ()
     kinds = Counter(job.kind for job in jobs)
@@ -108,67 +104,41 @@ def missing_jobs(experiment: Experiment, folder: Path) -> list[Job]:
     """Returns the jobs without a record in a folder. Records of another training are an `InputError`."""
     file = folder / RECORDS
     records = read_records(file) if file.exists() else []
-    _refuse_other_settings(experiment, records, file)
+    for record in records:
+        if isinstance(record, SequenceRecord) and record.seed in experiment.seeds:
+            differences = list(_differences(experiment.training(record.seed).record(), record.config))
+            if differences:
+                raise InputError(
+                    f"{file}: the records of seed {record.seed} were made with other settings: "
+                    f"{'; '.join(differences)}. Give another folder with -o, or the settings of the records"
+                )
     return jobs_to_do(experiment, records)
 
 
-def _refuse_other_settings(experiment: Experiment, records: Sequence[Record], file: Path) -> None:
-    """Raises an `InputError` if records of this experiment's seeds come from another training."""
-    for record in records:
-        if not isinstance(record, SequenceRecord) or record.seed not in experiment.seeds:
-            continue
-        now = json.loads(json.dumps(experiment.training(record.seed).record()))  # lists for tuples, as in the file
-        differences = [
-            f"{name} is {mine!r}, there {theirs!r}" for name, mine, theirs in _differences(now, record.config)
-        ]
-        if differences and record.setting == experiment.setting:
-            raise InputError(
-                f"{file}: the records of seed {record.seed} were made with other settings: {'; '.join(differences)}. "
-                "Give another folder with -o, or the settings of the records"
-            )
-
-
-def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields settings with unequal values, by their names with dots; what only one of the two knows is left alone.
+def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Says which settings have unequal values, by their names with dots; what only one knows is left alone.
 
     >>> list(_differences({"train": {"lr": 1.0}, "model": "a"}, {"train": {"lr": 2.0}, "model": "b"}))
-    [('train.lr', 1.0, 2.0)]
+    ['train.lr is 1.0, there 2.0']
     """
     for key in sorted(now.keys() & then.keys()):
-        mine, theirs = now[key], then[key]
+        name, mine, theirs = f"{above}{key}", now[key], then[key]
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            yield from _differences(mine, theirs, f"{above}{key}.")
-        elif f"{above}{key}" not in PLACES and mine != theirs:
-            yield f"{above}{key}", mine, theirs
+            yield from _differences(mine, theirs, f"{name}.")
+        elif name not in PLACES and mine != theirs:
+            yield f"{name} is {mine!r}, there {theirs!r}"
 
 
-def _missing_data(config: TrainConfig) -> Iterator[str]:
-    benchmark = config.benchmark
-    data = getattr(benchmark, "data", None)
-    if data is not None and not Path(data).exists():
-        yield _absent(f"the data of {benchmark.name}", Path(data), "run.benchmark.data")
-    orders = Path(benchmark.order.file) if isinstance(benchmark.order, FileOrder) else None
-    if orders is not None and not orders.exists():
-        yield (
-            f"{_absent('the order of classes', orders, 'run.benchmark.order.file')} ({FILE}), or order the classes by "
-            "the seed with --set order_from_seed=true"
-        )
-
-
-def _missing_weights(config: TrainConfig) -> Iterator[str]:
-    place = Path(config.model)
-    if config.model == GLYPHS:
-        pass  # it is built in
-    elif place.exists():
-        try:
-            open_checkpoint(place).close()
-        except InputError as error:
-            yield f"the model: {error}; give another one with --set run.model=PATH"
-    elif hub_name(config.model) is None:
-        yield _absent("the model", place, "run.model")
-    if config.head.file is not None and not Path(config.head.file).exists():
-        yield _absent("the head", Path(config.head.file), "run.head.file")
-
-
-def _absent(what: str, path: Path, key: str) -> str:
-    return f"{what}: {os.path.normpath(path)} does not exist; say where it is with --set {key}=PATH"
+def _missing_places(config: TrainConfig, needs_model: bool) -> Iterator[str]:
+    """Says which data and weights are not there, and the key that says where each is."""
+    benchmark, order = config.benchmark, getattr(config.benchmark.order, "file", None)
+    places = {
+        "run.benchmark.data": (f"the data of {benchmark.name}", getattr(benchmark, "data", None)),
+        "run.benchmark.order.file": (f"the order of classes ({FILE}; or --set order_from_seed=true)", order),
+        "run.head.file": ("the head", config.head.file if needs_model else None),
+    }
+    if needs_model and config.model != GLYPHS and hub_name(config.model) is None:
+        places["run.model"] = ("the model", config.model)
+    for key, (what, path) in places.items():
+        if path is not None and not Path(path).exists():
+            yield f"{what}: {os.path.normpath(path)} does not exist; say where it is with --set {key}=PATH"

@@ -11,14 +11,17 @@ import json
 import os
 import platform
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.data.benchmark import open_benchmark
+from tunable_magmax.evaluation.bench import BenchData
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import draw_environments
@@ -72,21 +75,21 @@ def jobs_to_do(experiment: Experiment, records: Sequence[Record]) -> list[Job]:
 
     A row of more samples than are known of an environment has none there.
     """
-    own = [record for record in records if record.setting == experiment.setting]
-    done = {(record.seed, record.kind, record.name) for record in own}
-    scored: set[tuple[int, str, str]] = set()
-    known: dict[tuple[int, str], int] = {}
-    for record in own:
-        for each in record.environments if isinstance(record, RowRecord) else ():
-            scored.add((record.seed, record.name, each.name))
-            known[record.seed, each.name] = max(each.known or 0, known.get((record.seed, each.name), 0))
+    done: set[tuple[int, str, str]] = set()
+    known: dict[tuple[int, str], int] = defaultdict(int)
+    for record in records:
+        if isinstance(record, RowRecord):
+            for each in record.environments:
+                done.add((record.seed, record.row, each.name))
+                known[record.seed, each.name] = max(each.known or 0, known[record.seed, each.name])
+        else:
+            done.add((record.seed, record.kind, record.name))
     jobs = []
     for job in plan_jobs(experiment):
-        most = known.get((job.seed, job.name)) or sys.maxsize
-        possible = [row for row in job.rows if (row.samples or 0) <= most]
-        rows = tuple(row for row in possible if (job.seed, row.name, job.name) not in scored)
+        most = known[job.seed, job.name] or sys.maxsize
+        rows = [row for row in job.rows if (job.seed, row.name, job.name) not in done and (row.samples or 0) <= most]
         if rows if job.kind == "environment" else (job.seed, job.kind, job.name) not in done:
-            jobs.append(Job(job.kind, job.seed, job.name, rows))
+            jobs.append(replace(job, rows=tuple(rows)))
     return jobs
 
 
@@ -111,134 +114,119 @@ def seed_records(
     if any(row.base == "joint" for job in jobs for row in job.rows):
         steps = sum(config.train.task_steps(len(task.train)) for task in benchmark.tasks)
         together = experiment.joint_training(seed, experiment.joint_steps or steps)
-        joint = joint_place(place, together)
+        digest = hashlib.sha256(json.dumps(together.record(), sort_keys=True).encode()).hexdigest()[:12]
+        joint = place.parent.parent / f"joint-{digest}" / place.name  # experiments that differ in tasks alone share it
         train_sequence(together, joint, **options)
     environments = draw_environments(benchmark, experiment.environments)
-    settings: dict[str, Any] = {"seed": seed, "device": device, "trials": experiment.search.trials, "joint": joint}
-    with SequenceBench(place, benchmark, environments, **settings) as bench:
+    with SequenceBench(place, benchmark, environments, seed=seed, device=device, joint=joint) as bench:
         best = {record.method: record.best for record in known if isinstance(record, ScaleRecord)}
         work = _Seed(experiment, config, bench, sum(result.seconds for result in trained.results), best)
         for job in jobs:
             yield work.do(job)
 
 
-def joint_place(place: Path, config: TrainConfig) -> Path:
-    """Returns where the model on all tasks together is trained; experiments that differ in tasks alone share it."""
-    digest = hashlib.sha256(json.dumps(config.record(), sort_keys=True).encode()).hexdigest()[:12]
-    return place.parent.parent / f"joint-{digest}" / place.name
-
-
+@dataclass(frozen=True)
 class _Seed:
     """Does the jobs of one seed. `best`: the best scale of each merge that has one already."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        config: TrainConfig,
-        bench: SequenceBench,
-        training_seconds: float,
-        best: dict[str, float],
-    ) -> None:
-        self._experiment, self._config, self._bench = experiment, config, bench
-        self._training_seconds, self._best = training_seconds, best
-        self._environments = {each.name: each for each in bench.environments}
+    experiment: Experiment
+    config: TrainConfig
+    bench: SequenceBench
+    training_seconds: float
+    best: dict[str, float]
 
     def do(self, job: Job) -> list[Record]:
         """Measures, and returns the records."""
-        key: dict[str, Any] = {"setting": self._experiment.setting, "seed": job.seed}
+        key: dict[str, Any] = {"setting": self.experiment.setting, "seed": job.seed}
         if job.kind == "sequence":
-            return [SequenceRecord(**key, **self._sequence())]
+            return [self._sequence(key)]
         if job.kind == "scale":
-            grid = {
-                f"{scale:g}": self._bench.held_accuracy(MergeSpec(METHODS[job.name], scale))
-                for scale in self._experiment.grid
-            }
-            self._best[job.name] = float(max(grid, key=lambda text: grid[text]))
-            return [ScaleRecord(**key, method=job.name, grid=grid, best=self._best[job.name])]
+            specs = {f"{scale:g}": MergeSpec(METHODS[job.name], scale) for scale in self.experiment.grid}
+            grid = {text: self.bench.held_accuracy(spec) for text, spec in specs.items()}
+            self.best[job.name] = float(max(grid, key=lambda text: grid[text]))
+            return [ScaleRecord(**key, method=job.name, grid=grid, best=self.best[job.name])]
         if job.kind == "alpha":
             return [self._alpha(job, key)]
-        with EnvironmentBench(self._bench, self._environments[job.name]) as bench:
-            return [
-                RowRecord(**key, row=row.name, environments=(score,))
-                for row in job.rows
-                if (score := self._score(row, bench)) is not None
-            ]
+        [environment] = [each for each in self.bench.environments if each.name == job.name]
+        with EnvironmentBench(self.bench, environment) as bench:
+            found = [(row.name, self._score(row, bench)) for row in job.rows]
+        return [RowRecord(**key, row=name, environments=(each,)) for name, each in found if each is not None]
 
-    def _sequence(self) -> dict[str, Any]:
+    def _sequence(self, key: dict[str, Any]) -> SequenceRecord:
         import torch
 
         import tunable_magmax
 
-        bench, on_gpu = self._bench, self._bench.trained.bench.encoder.device.type == "cuda"
+        bench, on_gpu = self.bench, self.bench.trained.bench.encoder.device.type == "cuda"
         kept = [entry for entry in bench.run.kept if entry is not None]
         sources = " and ".join(sorted({entry.source for entry in kept}))
-        return {
-            "tasks": len(bench.run.tasks),
-            "elements": bench.trained.bench.models.elements,
-            "seconds": round(self._training_seconds, 2),
-            "config": _portable(self._config.record(), Path(self._experiment.root)),
-            "kept": {"samples": sum(entry.samples for entry in kept), "source": sources} if kept else None,
-            "versions": {
-                "tunable_magmax": tunable_magmax.__version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        versions = {
+            "tunable_magmax": tunable_magmax.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
         }
+        return SequenceRecord(
+            **key,
+            tasks=len(bench.run.tasks),
+            elements=bench.trained.bench.models.elements,
+            seconds=round(self.training_seconds, 2),
+            config=_portable(self.config.record(), Path(self.experiment.root)),
+            kept={"samples": sum(entry.samples for entry in kept), "source": sources} if kept else None,
+            versions=versions,
+            device=torch.cuda.get_device_name() if on_gpu else "cpu",
+        )
 
     def _alpha(self, job: Job, key: dict[str, Any]) -> AlphaRecord:
         """Measures first and last task, of MAGMAX once and of Tunable MAGMAX at every alpha."""
         method, _, text = job.name.partition("@")
         scale: float | str = text if text == "matched" else float(text)
-        points, last = [], len(self._bench.run.tasks) - 1
-        for alpha in [None] if method == "magmax" else self._experiment.alphas:
+        points, last = [], len(self.bench.run.tasks) - 1
+        for alpha in [None] if method == "magmax" else self.experiment.alphas:
             spec = MergeSpec("magmax", scale)
             if alpha is not None:
                 spec = MergeSpec("tunable_magmax", scale, Preference.from_alpha(alpha, last + 1).weights)
-            first, final = (self._bench.task_accuracy(spec, task) for task in (0, last))
+            first, final = (self.bench.task_accuracy(spec, task) for task in (0, last))
             points.append(AlphaPoint(alpha=alpha, first=first, last=final))
         return AlphaRecord(**key, method=method, scale=scale, points=tuple(points))
 
     # -- one row in one environment ----------------------------------------------------------------------------------
 
     def _score(self, row: Row, whole: EnvironmentBench) -> EnvironmentScore | None:
-        """Returns what a row gets; None where it cannot be measured."""
-        environment = whole.environment
+        """Returns what a row gets; None where it is of more samples than are known."""
         if row.samples is None:
             return self._scored(row, whole)
-        if row.samples > len(environment.meta):
+        if row.samples > len(whole.environment.meta):
             return None
-        with EnvironmentBench(self._bench, environment.with_samples(row.samples)) as bench:
+        with EnvironmentBench(self.bench, whole.environment.with_samples(row.samples)) as bench:
             return self._scored(row, bench)
 
     def _scored(self, row: Row, bench: EnvironmentBench) -> EnvironmentScore:
-        environment, trained = bench.environment, self._bench.trained
+        environment, trained = bench.environment, self.bench.trained
         about: dict[str, Any] = {"name": environment.name, "mixture": environment.mixture}
-        head: Linear | None = None
         about |= {"samples": len(trained.rest(environment)), "known": len(environment.meta)}
         if row.preference is not None:
             about |= _believed(bench.preference(row.preference), bench.truth())
         if row.base == "logistic":
-            answers = bench.logistic_logits(str(row.preference)).argmax(axis=1)
-            return EnvironmentScore(**about, right=int((answers == trained.rest(environment).labels).sum()))
+            logits = bench.logistic_logits(str(row.preference))
+            return EnvironmentScore(**about, right=_count_right(logits, trained.rest(environment)))
+        head: Linear | None = None
         if row.base == "tailor":
             made = bench.tailored(str(row.preference), row.head, row.kept)
-            about["chosen"] = made.spec.title(trained.bench.run.names)
-            spec = made.spec
-            head, about["head"] = made.head.linear, made.head.kind
+            spec, head, about["head"] = made.spec, made.head.linear, made.head.kind
             if made.head.loss is not None:
                 expected = made.evidence.expected
                 about["expected"] = {name: (each.value, each.low, each.high) for name, each in expected.items()}
                 about["simpler"] = made.evidence.simpler
         elif row.base == "joint":
-            trained, spec = self._bench.joint, MergeSpec(checkpoint=1)
+            trained, spec = self.bench.joint, MergeSpec(checkpoint=1)
         else:
             spec = self._spec(row, bench)
-            about |= {"chosen": spec.title(trained.bench.run.names)} if row.base == "single-best" else {}
+        if row.base in ("tailor", "single-best"):
+            about["chosen"] = spec.title(trained.bench.run.names)
         if row.base != "tailor" and row.head != "old":
             head = bench.head(trained, spec, row.head, str(row.site))
         rest = trained.rest(environment)
-        right = int((trained.bench.logits(spec, rest, head).argmax(axis=1) == rest.labels).sum())
+        right = _count_right(trained.bench.logits(spec, rest, head), rest)
         return EnvironmentScore(**about, leftovers=self._leftovers(spec), right=right)
 
     def _spec(self, row: Row, bench: EnvironmentBench) -> MergeSpec:
@@ -247,10 +235,10 @@ class _Seed:
             return BASE
         if row.base == "single-best":
             return MergeSpec(checkpoint=bench.best_checkpoint())
-        scale = self._best[row.base] if row.scale == "best" else row.scale
+        scale = self.best[row.base] if row.scale == "best" else row.scale
         if row.preference is None:
             last = (row.base, scale) == ("sequential", 1)
-            return MergeSpec(checkpoint=len(self._bench.run.tasks)) if last else MergeSpec(row.method, scale)
+            return MergeSpec(checkpoint=len(self.bench.run.tasks)) if last else MergeSpec(row.method, scale)
         weights = bench.preference(row.preference).weights
         if row.base == "likeliest":
             return MergeSpec(checkpoint=int(np.argmax(weights)) + 1)
@@ -258,8 +246,12 @@ class _Seed:
 
     def _leftovers(self, spec: MergeSpec) -> float | None:
         """Returns the share of elements that a merge gave by key alone; None of what gives none so."""
-        report = None if spec.checkpoint is not None else self._bench.trained.bench.report(spec)
+        report = None if spec.checkpoint is not None else self.bench.trained.bench.report(spec)
         return None if report is None or report.leftovers is None else report.leftovers / max(report.elements, 1)
+
+
+def _count_right(logits: Floats, data: BenchData) -> int:
+    return int((logits.argmax(axis=1) == data.labels).sum())
 
 
 def _believed(preference: Preference, truth: Any) -> dict[str, Any]:

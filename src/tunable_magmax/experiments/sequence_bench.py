@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,9 @@ from tunable_magmax.workflows.prefer import find_preference, search_preference
 from tunable_magmax.workflows.tailor import Decision, decide
 
 BATCH = 512
-KNOWN = MappingProxyType({"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"})
+TRIALS = 50
+"""Of the search for a preference."""
+KNOWN = {"label": "labels", "both": "labelled", "search": "labelled", "wrong": "weights"}
 """What sources know of an environment; the others know its inputs."""
 LEAST_LOGIT = -30.0
 """Of classes that no kept sample has."""
@@ -86,7 +88,7 @@ class Trained:
             self.bench.forget(name)
 
 
-class SequenceBench:
+class SequenceBench(AbstractContextManager["SequenceBench"]):
     """The models of one trained sequence, and what its environments share. A context manager.
 
     `joint`: the run directory of the model that was trained on all tasks together. `seed`: that of all merges.
@@ -100,16 +102,12 @@ class SequenceBench:
         *,
         seed: int = 0,
         device: str | None = None,
-        trials: int = 50,
         joint: Path | None = None,
     ) -> None:
-        self.benchmark, self.environments, self.seed, self.trials = benchmark, tuple(environments), seed, trials
-        self.device, self._joint = device, joint
+        self.benchmark, self.environments = benchmark, environments
+        self.seed, self.device, self._joint = seed, device, joint
         self.run = Run.open(run)
         self.trained = Trained(self.run, benchmark, seed, device)
-
-    def __enter__(self) -> SequenceBench:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.trained.bench.close()
@@ -137,11 +135,7 @@ class SequenceBench:
     def _base_embeddings(self, data: BenchData) -> NDArray[np.float32]:
         if not self.trained.bench.is_builtin:
             return self.trained.bench.features(BASE, data)
-        return embed_prepared(self._base_encoder, data.prepared, BATCH, precise=False)
-
-    @cached_property
-    def _base_encoder(self) -> Any:
-        return load_encoder(self.run.base, self.device)
+        return embed_prepared(load_encoder(self.run.base, self.device), data.prepared, BATCH, precise=False)
 
     def task_features(self, task: int, rows: Sequence[int]) -> NDArray[np.float32]:
         """Returns what a task's checkpoint makes of known test samples; those of all environments are embedded once."""
@@ -266,7 +260,7 @@ class EnvironmentBench:
         if source not in self._preferences:
             site = self.site(source)
             if source == "search":  # on the bench that is there, instead of one for each environment
-                found = search_preference(site, self.shared.trials, self.shared.trained.bench)
+                found = search_preference(site, TRIALS, self.shared.trained.bench)
                 self.shared.trained.bench.forget("labelled")
                 self._preferences[source] = completed(found, site.run)
             else:

@@ -6,17 +6,27 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import note, show_result, working
-from tunable_magmax.experiments.options import DemoOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import SiteStory, Story
 
 NAMES, SITE = 44, 18  # columns of the models' names, and of a site
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The options of `tmx demo`."""
+
+    out: Path = Path("demo-out")
+    """Write everything here. Started again, it goes on with the training there."""
+    seed: int = 0
+    """Other seeds give other pictures and another encoder."""
 
 
 def demo(*, options: DemoOptions = parsed(DemoOptions)) -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import show_result, table, tell, working
 from tunable_magmax.errors import plural
-from tunable_magmax.experiments.options import ReproduceOptions
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.reproduce import ExperimentPlan
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """The options of `tmx reproduce`."""
+
+    out: Path = Path("results")
+    """Write records, tables and figures into a folder here that is named after the setting."""
+    work: Path = Path("work")
+    """Keep checkpoints here; they can be removed when the records are complete."""
+    changes: Sequence[str] = ()
+    """Replace a value of the file, as seeds=[3]; repeatable. Relative paths count from the current directory."""
+    device: str | None = None
+    """Train and measure on this device. Default: the GPU if there is one."""
+    dry_run: bool = False
+    """Only say what would be done, and which data and weights are missing for it."""
 
 
 def reproduce(config: Path, /, *, options: ReproduceOptions = parsed(ReproduceOptions)) -> int:

@@ -53,10 +53,3 @@ def test_the_head_is_the_mean_of_the_clean_pictures(encoder):
         embedded = embed_inputs(encoder, pictures)
         mean = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
         np.testing.assert_allclose(row / np.linalg.norm(row), mean / np.linalg.norm(mean), atol=1e-5)
-
-
-def test_progress_counts_to_the_end(tmp_path):
-    seen, count = [], len(alphabets()[1].characters)
-    glyph_base(tmp_path / "base", progress=lambda phase, done, total: seen.append((phase, done, total)))
-    assert ("drawing", count, count) in seen
-    assert seen[-1] == ("pre-training", 3, 3)

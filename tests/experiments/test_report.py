@@ -110,6 +110,17 @@ def test_an_interval_is_that_of_all_resamples() -> None:
     assert (difference.low, difference.high) == pytest.approx(tuple(np.quantile(listed, [0.025, 0.975])), abs=5e-4)
 
 
+def test_environments_that_a_seed_lacks_are_not_compared() -> None:
+    records = [row_record(row, 3) for row in (BASE, "tailor:auto")]
+    whole = [row_record(row, 4, variants=[42]) for row in (BASE, "tailor:auto")]
+    alone = [row_record(row, 3, variants=[42]) for row in (BASE, "tailor:auto")]
+    leads = []
+    for some in ([*records, *whole], [*alone, *whole]):
+        rows = results_of(some).main_rows(SETTING)
+        leads.append(paired(rows["tailor:auto"], rows[BASE]))
+    assert leads[0] == leads[1] is not None
+
+
 def test_what_was_told_beforehand_stands_beside_what_came_out() -> None:
     table = expected_table(RESULTS).lines
     real = [share for seed in (3, 4, 5) for share in shares("tailor:auto", seed).values()]

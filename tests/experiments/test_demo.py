@@ -70,11 +70,14 @@ def test_started_again_it_trains_no_more_and_finds_the_same(demo):
     assert not phases & {"pre-training", "train"}
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "letter.txt").write_text("dear")
+@pytest.mark.parametrize("name", ["letter.txt", "run.yaml"])
+def test_a_folder_of_something_else_is_left_alone(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / name).write_text("model: mine")
     with pytest.raises(InputError, match=str(tmp_path)):
         run_demo(tmp_path)
-    assert (tmp_path / "letter.txt").read_text() == "dear"
+    assert (tmp_path / name).read_text() == "model: mine"
+    assert (tmp_path / "run").is_dir()
 
 
 @pytest.mark.stress

@@ -179,3 +179,10 @@ def test_a_file_is_laid_over_another_and_changes_over_both(tmp_path):
     training = experiment.training(7)
     assert (experiment.setting, training.train.lr, training.train.epochs) == ("other", 0.5, 1)
     assert training.benchmark.order.seed == 7
+
+
+def test_a_file_that_extends_itself_is_bad_input(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.yaml").write_text(f"extends: {other}.yaml\n")
+    with pytest.raises(InputError, match="extends itself"):
+        read_experiment(tmp_path / "a.yaml")

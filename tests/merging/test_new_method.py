@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import state_dicts
-from tunable_magmax.merging.methods import METHODS, Method, load_method, method_class
+from tunable_magmax.merging.methods import ENTRY_POINTS, METHODS, Method, load_method, method_class
 
 TYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
 
@@ -187,6 +188,18 @@ def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> 
     with pytest.raises(InputError, match=r"own\.py"):
         tmx.merge_state_dicts({"w": torch.zeros(3)}, [{"w": torch.ones(3)}], method=spec)
     assert not ran.exists()
+
+
+def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("lower_median", f"{__name__}:Median", ENTRY_POINTS)
+    broken = EntryPoint("broken", f"{__name__}:Nothing", ENTRY_POINTS)
+    monkeypatch.setattr("tunable_magmax.merging.methods.entry_points", lambda **given: [point, broken])
+    base, *tasks = sequence(3)
+    found = tmx.merge_state_dicts(base, tasks, method="lower_median")
+    assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method=Median).state_dict["a"])
+    assert "lower_median" not in METHODS
+    with pytest.raises(InputError, match="Nothing"):
+        tmx.merge_state_dicts(base, tasks, method="broken")
 
 
 def test_a_method_of_matrices_without_one_is_bad_input() -> None:

@@ -97,7 +97,10 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     in `changes` from the current one if they are there.
     """
     path = find_experiment(path)
-    data = _loaded(path)
+    try:
+        data = _loaded(path)
+    except RecursionError:
+        raise InputError(f"{path} extends itself, perhaps by way of other files") from None
     for change in changes:
         set_value(data, change)
     file = check(Experiment, data, str(path))

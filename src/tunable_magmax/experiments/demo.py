@@ -150,10 +150,11 @@ def demo_config(seed: int, size: DemoSize) -> dict[str, Any]:
 def _config(place: Path, seed: int, size: DemoSize) -> TrainConfig:
     """Writes run.yaml, and removes the run of another seed or version."""
     file = place / CONFIG
-    if place.exists() and not file.exists():
+    earlier = file.read_text(encoding="utf-8") if file.exists() else ""
+    if place.exists() and not earlier.startswith("model: glyphs\n"):
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
     wanted = yaml.safe_dump(demo_config(seed, size), sort_keys=False, allow_unicode=True)
-    if place.exists() and file.read_text(encoding="utf-8") != wanted:
+    if earlier != wanted:
         shutil.rmtree(place / "run", ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")

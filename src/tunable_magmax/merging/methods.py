@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
+from importlib.metadata import entry_points
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,9 @@ from tunable_magmax.merging.budget import in_order, split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes, TensorPlace
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
+
+ENTRY_POINTS = "tunable_magmax.methods"
+"""The group of entry points by which installed packages add methods."""
 
 
 class Method:
@@ -377,7 +381,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def method_named(name: Any, others: Sequence[str] = ()) -> str:
-    """Returns the name that `method_class` knows a method by: given as that name, or as a class.
+    """Returns the name that `method_class` knows a method by: given as that name, as an entry point's, or as a class.
 
     A file is never run here, for a name may come from a configuration that somebody else has written: `load_method`
     does that, and only where a user names the file. `others`: what else might have been meant by an unknown name.
@@ -388,7 +392,14 @@ def method_named(name: Any, others: Sequence[str] = ()) -> str:
         return own
     if isinstance(name, str) and (name in METHODS or name in _ADDED):
         return name
-    known = [*others, *METHODS]
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if isinstance(name, str) and name in points:
+        try:
+            _ADDED[name] = _checked(points[name].load(), name)
+        except Exception as error:
+            raise InputError(f"method {name!r}, the entry point {points[name].value}: {error!r}") from error
+        return name
+    known = [*others, *METHODS, *points]
     in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
     hint = in_file if _names_file(name) else closest(str(name), known)
     raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")

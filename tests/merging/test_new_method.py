@@ -111,6 +111,20 @@ class UpperMedian(Method):
     def vector(self, vectors):
         return torch.stack([-vector for vector in vectors]).median(dim=0).values.neg()
 
+class Shares(Method):
+    weights = "shares"
+
+    def vector(self, vectors):
+        return sum(float(share) * vector for share, vector in zip(self.shares(), vectors))
+
+class Fails(Method):
+    def vector(self, vectors):
+        return unknown
+
+class Total(Method):
+    def vector(self, vectors):
+        return vectors[0].sum()
+
 class Empty(Method):
     pass
 
@@ -147,6 +161,7 @@ def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
     inputs = ["--base", places[0], "--task", places[1], "--task", places[2]]
     verify = ["inspect", tmp_path / "out", "--verify", *inputs]
     assert tmx_command("merge", *inputs, "-o", tmp_path / "out", "--method", spec).code == 0
+    assert "--method FOLDER/own.py:UpperMedian" in tmx_command("inspect", tmp_path / "out", "--verify").out
     again = ["merge", tmp_path / "out" / "tmx-config.yaml", "-o", tmp_path / "again"]
     monkeypatch.setattr("tunable_magmax.merging.methods._ADDED", {})
     for command in (verify, again):
@@ -170,6 +185,22 @@ def test_a_file_that_holds_no_method_is_refused(tmp_path: Path, name: str, conte
         file.write_text(content)
     with pytest.raises(InputError, match=name):
         load_method(f"{file}:{name}")
+
+
+def test_what_a_method_of_ones_own_does_wrong_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    base, *tasks = sequence(2)
+    for name, says in (("Fails", "Fails fails .NameError"), ("Total", r"Total returns \[\] of vectors of shape")):
+        with pytest.raises(InputError, match=says):
+            tmx.merge_state_dicts(base, tasks, method=method_class(load_method(f"{file}:{name}")))
+    own = method_class(load_method(f"{file}:Shares"))
+    found, wanted = (
+        tmx.merge_state_dicts(base, tasks, method=each, weights=[3, 1], scale=1) for each in (own, "average")
+    )
+    assert all(torch.allclose(found.state_dict[name], wanted.state_dict[name]) for name in base)
+    with pytest.raises(InputError, match=r"--method own\.py:CLASS"):
+        load_method("own.py")
 
 
 def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> None:

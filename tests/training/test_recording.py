@@ -115,6 +115,8 @@ def test_two_lines_of_any_loop(tmp_path):
     with pytest.raises(InputError, match="has no base yet"):
         record_task(tmp_path / "run", "one", model)
     record_base(tmp_path / "run", model)
+    with pytest.raises(InputError, match="the model is a str, expected the model itself"):
+        record_task(tmp_path / "run", "one", "out/one")
     for name in ("one", "two"):
         with torch.no_grad():
             model.weight += 1

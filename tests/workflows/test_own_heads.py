@@ -38,6 +38,7 @@ def test_a_checkpoint_is_evaluated_by_its_own_classifier(run):
 @pytest.mark.parametrize("name", ["base", "last", "pets"])
 def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
     opened, data = open_run(run), run / "all.csv"
+    assert opened.evaluate(name, data).head == "the rows of all tasks' classifiers"
     with data.open(newline="") as rows:
         pairs = [(row["text"], row["label"]) for row in csv.DictReader(rows)]
     (expected,) = evaluate(run, data, checkpoint=[name]).accuracies.values()

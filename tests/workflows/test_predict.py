@@ -169,6 +169,10 @@ def test_what_is_written():
     [
         (lambda model, _: predict(model), r"what should be classified\? Give image files"),
         (lambda model, new: predict(model, [new / "no.png"]), r"no\.png does not exist"),
+        (
+            lambda model, new: predict(model, [new / "a.csv"], replace(CPU, out=new / "." / "a.csv")),
+            r"a\.csv holds the inputs: choose another file",
+        ),
         (lambda model, new: predict(model, [new]), r"holds no images \(.*\) and no parquet files"),
         (
             lambda model, _: predict(model, options=replace(CPU, text=["hi"])),

@@ -161,6 +161,18 @@ def test_damaged_reports_never_crash(tmx, merge):
             assert "should not happen" not in result.err, (key, value, result.err)
 
 
+def test_a_merge_is_known_inside_its_own_directory(tmx, merge, monkeypatch):
+    monkeypatch.chdir(merge)
+    for result in (
+        tmx("inspect", "--verify", "."),
+        tmx("merge", "tmx-config.yaml", "-o", "../again", "--shard-size", "200B"),
+    ):
+        assert result.code == 0
+    weights = sorted(path.name for path in merge.glob("*.safetensors"))
+    assert weights
+    assert all((merge / name).read_bytes() == (merge.parent / "again" / name).read_bytes() for name in weights)
+
+
 def test_the_log_tells_how_to_merge_again(tmx, sequence, merge):
     out = tmx("inspect", "--verify", merge).out
     command = out.splitlines()[-1].split()

@@ -72,6 +72,8 @@ def _verify(path: Path, options: InspectOptions) -> int:
 
 
 def _checks(path: Path, found: Verification) -> Iterator[str]:
+    from tunable_magmax.engines.outputs import read_report
+    from tunable_magmax.merging.methods import names_file
     from tunable_magmax.workflows.merge import logged_inputs
 
     width = max(len(check.what) for check in found.checks)
@@ -84,7 +86,9 @@ def _checks(path: Path, found: Verification) -> Iterator[str]:
         names = [f"{name}=" for name in known.names or ()] or [""] * len(known.tasks)
         tasks = [part for name, place in zip(names, known.tasks, strict=True) for part in ("--task", f"{name}{place}")]
         yield "Its inputs are known; to merge them again and compare every byte:"
-        yield shlex.join(["tmx", "inspect", str(path), "--verify", "--base", str(known.base), *tasks])
+        method = read_report(path).method
+        own = ["--method", f"FOLDER/{method}"] if names_file(method) else []
+        yield shlex.join(["tmx", "inspect", str(path), "--verify", "--base", str(known.base), *tasks, *own])
 
 
 def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:

@@ -373,7 +373,8 @@ def append_log(job: Job, started: float, report: MergeReport) -> None:
 
 def log_of(out: Path) -> Path:
     """Returns where an output's log is: beside it."""
-    return out.with_name(f"{out.name}.log")
+    place = out.resolve() if out.name in ("", "..") else out
+    return place.with_name(f"{place.name}.log")
 
 
 def log_entries(out: Path) -> Iterator[dict[str, Any]]:

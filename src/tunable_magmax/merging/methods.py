@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, TmxError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes, TensorPlace
@@ -102,7 +102,23 @@ class Method:
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
-        return kernels.apply(chunk, self.vector, out)
+        return kernels.apply(chunk, self._checked_vector, out)
+
+    def _checked_vector(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Returns what `vector` makes: if it fails, or makes another shape, its author is told."""
+        own = f"`vector` of the method {type(self).__name__}"
+        try:
+            made = self.vector(vectors)
+        except (TmxError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise InputError(f"{own} fails ({type(error).__name__}: {error}); --debug shows where") from error
+        if not isinstance(made, Tensor) or made.shape != vectors[0].shape:
+            shape = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise InputError(
+                f"{own} returns {shape} of vectors of shape {list(vectors[0].shape)}: return a value for each element"
+            )
+        return made
 
     def combine_all(
         self,
@@ -129,7 +145,7 @@ class Method:
         raise InputError(f"the method {type(self).__name__} merges matrices and has no `matrix`: give it one")
 
     def shares(self) -> tuple[Fraction, ...]:
-        """Returns the weights, normalised; equal ones where none are given."""
+        """Returns the weights as exact fractions, normalised; equal ones where none are given."""
         weights = self.options.weights or (Fraction(1),) * self.tasks
         total = sum(weights)
         return tuple(weight / total for weight in weights)
@@ -401,7 +417,9 @@ def method_named(name: Any, others: Sequence[str] = ()) -> str:
         return name
     known = [*others, *METHODS, *points]
     in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
-    hint = in_file if _names_file(name) else closest(str(name), known)
+    hint = in_file if names_file(name) else closest(str(name), known)
+    if str(name).endswith(".py"):
+        hint = f": name the class in the file, too: --method {name}:CLASS"
     raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
 
 
@@ -414,10 +432,11 @@ def files_of_method(name: str) -> list[Path]:
 
 def place_of_method(name: str) -> str:
     """Returns what `load_method` takes in another process: of a method in a file with the path, of others the name."""
-    return f"{files_of_method(name)[0].parent}/{name}" if _names_file(name) else name
+    return f"{files_of_method(name)[0].parent}/{name}" if names_file(name) else name
 
 
-def _names_file(name: Any) -> bool:
+def names_file(name: Any) -> bool:
+    """Returns whether a method is given, or reported, as a class in a file, "FILE.py:Class"."""
     return isinstance(name, str) and name.rpartition(":")[0].endswith(".py")
 
 
@@ -427,7 +446,7 @@ def load_method(name: str, others: Sequence[str] = ()) -> str:
     The file is run like any program: name only files that you trust. The name that is returned, and reported, has no
     folder: equal merges give equal bytes wherever the file lies.
     """
-    if not _names_file(name):
+    if not names_file(name):
         return method_named(name, others)
     file, _, own = name.rpartition(":")
     path = Path(file).resolve()

@@ -113,8 +113,8 @@ class Run:
         refuse_run_file(path)
         file = path / RUN_FILE
         if not is_run(path):
-            inside = f"; {path / 'run'} is one" if is_run(path / "run") else ""
-            raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}{inside}")
+            inside = f"{path / 'run'} is one" if is_run(path / "run") else "`tmx init` makes one of checkpoints"
+            raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}; {inside}")
         run = cls(path, check(RunRecord, read_json(file), str(file)))
         if len(set(run.names)) < len(run.names):
             raise InputError(f"{file}: two tasks have the same name; task names must differ")

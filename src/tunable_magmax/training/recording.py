@@ -192,6 +192,11 @@ def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = N
             "the model is a LoRA adapter on a base: save it with save_pretrained, and make the run by "
             "`tmx init run/ --base BASE --task NAME=ADAPTER`"
         )
+    if not hasattr(model, "state_dict"):
+        raise InputError(
+            f"the model is a {type(model).__name__}, expected the model itself; of checkpoints on disk `tmx init run/ "
+            "--base BASE --task NAME=DIR` makes the run"
+        )
     if not hasattr(model, "save_pretrained"):
         from safetensors.torch import save_model
 

@@ -41,13 +41,14 @@ MERGE_FACTS = ("method", "scale", "seed", "elements", "names", "budget", "counts
 """What decided the numbers of a merge."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 OWN = "the model's own classifier"
+STACKED = "the rows of all tasks' classifiers"
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """The accuracy of a model on labelled data, or of several checkpoints of a run.
 
-    `accuracies`: by name, in order. `head`: its file, or the model's own classifier. `merge`: the report of a merge in
+    `accuracies`: by name, in order. `head`: its file, or `OWN` or `STACKED`. `merge`: the report of a merge in
     memory. `matrix`: R with the task unknown, if all tasks' checkpoints were measured.
     """
 
@@ -224,7 +225,7 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
 
 @dataclass(frozen=True, eq=False)
 class UsedHead:
-    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks."""
+    """The head that a model is scored with. `source`: its file, `OWN` or `STACKED`. `run`: which knows the tasks."""
 
     head: Head
     source: str
@@ -263,7 +264,7 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
     else:
         labels = builtin_labels(model)
     if labels is not None:
-        return UsedHead(builtin_head(labels), OWN, owner)
+        return UsedHead(builtin_head(labels), OWN if labels == builtin_labels(place) else STACKED, owner)
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "

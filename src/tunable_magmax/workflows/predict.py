@@ -240,6 +240,8 @@ def predict(
     texts, reading, out = options.text, options.reading, options.out
     if out is not None and out.suffix.lower() not in SUFFIXES:
         raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
+    if out is not None and out.resolve() in (Path(path).resolve() for path in inputs):
+        raise InputError(f"{out} holds the inputs: choose another file for the labels")
     if not inputs and not texts:
         raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
     classifier = load_classifier(model, reading.device, head=options.head)

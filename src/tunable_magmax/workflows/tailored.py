@@ -27,7 +27,7 @@ SHOWN, LEAST_SHOWN = 5, 0.01
 """So many tasks are named, those of largest weight, if they have at least so much."""
 
 
-HOW_TO_USE = """To use it: `tmx predict THIS_FOLDER photo.jpg`, or
+HOW_TO_USE = """To use it: `tmx predict THIS_FOLDER INPUTS`, or
 
 ```python
 import tunable_magmax as tmx

@@ -111,10 +111,10 @@ def test_single_values_are_set(tmp_path, monkeypatch):
     data = {"a": {"b": 1}, "c": None}
     set_value(data, "a.b=[1, 2]")
     set_value(data, "c.d.e=x")
-    for change in ("model=here", "data=there", "word=here", "file=./none"):
+    for change in ("model=here", "data=there", "word=here", "file=./none", "a.file="):
         set_value(data, change)
     places = {"model": str(tmp_path / "here"), "file": str(tmp_path / "none"), "data": "there", "word": "here"}
-    assert data == {"a": {"b": [1, 2]}, "c": {"d": {"e": "x"}}, **places}
+    assert data == {"a": {"b": [1, 2], "file": None}, "c": {"d": {"e": "x"}}, **places}
     for change in ("a.b", "a.b.c=1", "c=[1"):
         with pytest.raises(InputError, match=f"--set {change}".replace("[", r"\[")):
             set_value(data, change)

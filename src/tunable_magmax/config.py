@@ -236,7 +236,7 @@ def set_value(content: Any, change: str) -> None:
         content = content[key] if isinstance(content, dict) else None
     if not equals or not isinstance(content, dict):
         raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
-    if last in PATH_KEYS and (value.startswith(".") or Path(value).expanduser().exists()):
+    if last in PATH_KEYS and value and (value.startswith(".") or Path(value).expanduser().exists()):
         value = str(Path(value).expanduser().absolute())
     try:
         content[last] = parse_yaml(value)

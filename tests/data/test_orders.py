@@ -45,6 +45,8 @@ def test_a_seed_means_the_same_order_for_ever():
 def test_orders_by_name_and_index():
     assert order_indices(order("natural"), ANIMALS, "images") == [0, 1, 2, 3]
     assert order_indices(order(["dog_fish", 0, "cat", "bee"]), ANIMALS, "images") == [3, 0, 2, 1]
+    with pytest.raises(InputError, match="none is: 3"):  # a number counts from 0, whatever the classes are called
+        order_indices((0, 1, 3), ("1", "2", "3"), "images")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_files_of_orders(tmp_path):
     for says, benchmark, value in [
         ("'D' of images, but images has A, B", "images", {"name": "D"}),
         ("'A' of texts", "texts", {}),
-        ("none is: .3.", "images", {"classes": ("ant", "bee", "cat")}),
+        ("none is: 3$", "images", {"classes": ("ant", "bee", "cat")}),
         (r"text\.json", "images", {"file": "text.json"}),
         (r"none\.json does not exist", "images", {"file": "none.json"}),
     ]:

@@ -20,7 +20,7 @@ from tunable_magmax.merging.walker import MemoryPlan
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
 OPTIONS = {"shard_size": 10_000, "threads": 1}
-FULL = "would be written, but only .* are free at "
+FULL = "would be written, but only .* are free at .*: make room"
 
 Files = tuple[Path, list[Path]]
 Disk = Callable[[int], None]

@@ -84,6 +84,7 @@ def test_rows_are_a_seeded_draw() -> None:
         ({"base_features": np.ones((3, 2))}, "3 base_features"),
         ({"base_features": np.array([[1e300]] * 2)}, "base_features exceed float32"),
         ({"row_labels": [0]}, "1 row_labels"),
+        ({"row_labels": np.array(1)}, "1 row_labels"),
         ({"row_labels": [0.0, 1.0]}, "row_labels"),
         ({"row_labels": [0, 2]}, "below 2"),
         ({"label_counts": (8, 0)}, "label_counts"),
@@ -107,6 +108,7 @@ def test_bad_content(change: dict[str, Any], says: str) -> None:
         ({}, {"features": ...}, "not a profile"),
         ({"classes": "owl"}, {}, "'owl'"),
         ({}, {"row_labels": ...}, "not a profile"),
+        ({}, {"label_counts": np.array(2)}, "1 counts"),
     ],
 )
 def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], message: str) -> None:

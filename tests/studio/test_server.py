@@ -14,7 +14,7 @@ from runs.keeping import keep_samples
 
 from tunable_magmax import Preference
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import collected_warnings
+from tunable_magmax.errors import InputError, collected_warnings
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
@@ -77,6 +77,11 @@ def test_without_data_points_are_measured_on_kept_samples_by_cross_validation(ow
     names = [line["name"] for line in point["lines"] if line["name"] != "old"]
     assert names == ["base", "last", "best", "magmax"]
     studio.close()
+
+
+def test_no_samples_to_measure_on_are_refused():
+    with pytest.raises(InputError, match="--samples is 0, expected at least 1"):
+        StudioOptions(samples=0)
 
 
 def test_threads_collect_their_own_warnings():

@@ -179,6 +179,7 @@ def test_what_is_written():
             r"text holds texts, but .*model classifies images",
         ),
         (lambda _, new: predict(new / "none", [new]), r"none"),
+        (lambda model, new: predict(model, [new], options=replace(CPU, out=new)), r"labels go to a file"),
         (
             lambda model, _: load_classifier(model, "cpu").predict([3]),
             r"input 1 is a int, expected a PIL image, an array",

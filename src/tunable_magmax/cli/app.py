@@ -10,7 +10,7 @@ How a command is made, with `merge` as the example:
    `notify`: `merge(source, options, progress, notify)`. It returns a typed record. With `options.dry_run`, the command
    calls the function that checks everything and returns facts as a dict.
 3. The command, cli/merge.py, is a function of the same name: positional arguments, then `options: MergeOptions =
-   MergeOptions()`. It calls the workflow inside `working()`, which shows progress and warnings, and ends with
+   parsed(MergeOptions)`. It calls the workflow inside `working()`, which shows progress and warnings, and ends with
    `show_result(record, lines)`. --json, --quiet and --debug belong to the program, and no command declares them.
 4. In Python, `from_flat(MergeOptions, **keywords)` makes the options of a method's keywords; `given(options)` are those
    that a record needs to hold.

@@ -78,7 +78,7 @@ def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -
 
 def class_indices(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
     """Returns class names or indices as indices; each must be known, and may be named once."""
-    named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else str(item) for item in items]
+    named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else item for item in items]
     indices = places_of(named, names, f"{origin}: of {len(names)} classes, which count from 0, none is")
     twice = [names[index] for index, count in Counter(indices).items() if count > 1]
     if twice:

@@ -140,16 +140,16 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(classes), tuple(place[label] for label in labels)
 
 
-def places_of(names: Sequence[str], known: Sequence[str], complaint: str) -> list[int]:
+def places_of(names: Sequence[str | int], known: Sequence[str], complaint: str) -> list[int]:
     """Returns where names are in a list; an error begins with the complaint and ends with those that are not there.
 
     >>> places_of(["dog", "cat"], ["cat", "dog"], "no classes")
     [1, 0]
     """
-    place = {name: k for k, name in enumerate(known)}
+    place: dict[str | int, int] = {name: k for k, name in enumerate(known)}
     unknown = [name for name in dict.fromkeys(names) if name not in place]
     if unknown:
-        raise InputError(f"{complaint}: {some_of(unknown, show=lambda name: f'{name!r}{closest(name, known)}')}")
+        raise InputError(f"{complaint}: {some_of(unknown, show=lambda name: f'{name!r}{closest(str(name), known)}')}")
     return [place[name] for name in names]
 
 

@@ -79,7 +79,8 @@ def check_space(out: Path, needed: int) -> None:
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     usage = shutil.disk_usage(folder)
     if usage.total and needed > usage.free:  # some network file systems say 0 of everything
-        raise InputError(f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {folder}")
+        left = show_size(usage.free)
+        raise InputError(f"{show_size(needed)} would be written, but only {left} are free at {folder}: make room there")
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

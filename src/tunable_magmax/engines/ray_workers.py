@@ -209,4 +209,4 @@ class RayWorkers:
         for k, greeting in enumerate(greetings):
             self._nodes[k], version = self._result(k, greeting)
             if version != __version__:
-                raise ClusterError(f"node {self._nodes[k]} has tunable-magmax {version}, this machine {__version__}")
+                raise ClusterError(f"node {self._nodes[k]} has version {version}, not {__version__}: install that")

@@ -68,12 +68,12 @@ class Profile:
         features = _embeddings(self.features, f"{where}: features")
         embedded = _embeddings(self.base_features, f"{where}: base_features")
         labels = as_numpy(self.row_labels, f"{where}: row_labels")
-        if not len(embedded) == len(labels) == len(features) <= self.samples:
+        if labels.shape != (len(features),) or not len(embedded) == len(features) <= self.samples:
             raise InputError(
                 f"{where}: {len(embedded)} base_features and {labels.size} row_labels for {len(features)} features of "
                 f"{self.samples} samples"
             )
-        if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0 or labels.max() >= len(classes):
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(classes):
             raise InputError(f"{where}: row_labels must hold class indices below {len(classes)}")
         if (np.bincount(labels, minlength=len(classes)) > np.array(counts)).any():
             raise InputError(f"{where}: row_labels name a class more often than label_counts")
@@ -151,7 +151,7 @@ class Profile:
         try:
             facts = {**vars(check_json(ProfileFile, metadata[METADATA], "the profile's metadata", VERSION))}
             del facts["version"]
-            return cls(**facts, **tensors | {"label_counts": tuple(tensors["label_counts"].tolist())})
+            return cls(**facts, **tensors | {"label_counts": tuple(tensors["label_counts"].ravel().tolist())})
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 

@@ -34,6 +34,8 @@ class StudioOptions:
     def __post_init__(self) -> None:
         if self.inputs is not None and self.labelled is not None:
             raise InputError("--inputs and --labelled are both samples of the site: give one of them")
+        if self.samples < 1:
+            raise InputError(f"--samples is {self.samples}, expected at least 1")
 
     @property
     def samples_given(self) -> Path | None:

@@ -238,8 +238,8 @@ def predict(
     {'cat': 31, 'dog': 12}
     """
     texts, reading, out = options.text, options.reading, options.out
-    if out is not None and out.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
+    if out is not None and (out.suffix.lower() not in SUFFIXES or out.is_dir()):
+        raise InputError(f"{out}: labels go to a file whose name ends in one of {', '.join(SUFFIXES)}")
     if out is not None and out.resolve() in (Path(path).resolve() for path in inputs):
         raise InputError(f"{out} holds the inputs: choose another file for the labels")
     if not inputs and not texts:

@@ -44,7 +44,7 @@ def find_preference(site: Site, options: PreferOptions = PreferOptions()) -> Pre
     if options.method != "search":
         return estimate(site, options.method, options.raw)
     if (given := list(site.sources.named())) != ["labelled"]:
-        raise InputError(f"method search needs labelled samples alone, not {' and '.join(given)}: give labelled")
+        raise InputError(f"method search takes labelled, not {' and '.join(given) or 'nothing'}: give labelled alone")
     return completed(search_preference(site, options.trials), site.run)
 
 

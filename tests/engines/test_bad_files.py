@@ -131,7 +131,7 @@ def test_values_that_do_not_fit(place) -> None:
     place.refused("'head.bias'", "copied", "float16", out_dtype="float16")
     for k, sign in enumerate((-1, 1, 1)):
         place.put(k, {**place.models[k], "head.bias": torch.full((5,), sign * 3e38)})
-    place.refused("task 1: 'head.bias' has", "less the base's")
+    place.refused("task 1: 'head.bias' has", "too far from the base")
 
 
 # -- places -----------------------------------------------------------------------------------------------------------

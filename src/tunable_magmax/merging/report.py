@@ -27,7 +27,7 @@ class Survey:
     >>> found.refuse(["w"], ["base", "task 1", "task 2"])
     Traceback (most recent call last):
     tunable_magmax.errors.InputError: values that can't be merged:
-      - task 1: 'w' has 3 values that are NaN or infinite, or less the base's
+      - task 1: 'w' has 3 values that are NaN or infinite, or too far from the base
     Mend these checkpoints, or leave the tensors out with exclude patterns.
     """
 
@@ -53,7 +53,7 @@ class Survey:
         """Raises an `InputError` that lists every merged tensor with values that can't be merged."""
         merged = self.nonfinite * self.changed.any(axis=1, keepdims=True)
         problems = [
-            f"{labels[t]}: {names[k]!r} has {merged[k, t]:,} values that are NaN or infinite, or less the base's"
+            f"{labels[t]}: {names[k]!r} has {merged[k, t]:,} values that are NaN or infinite, or too far from the base"
             for k, t in np.argwhere(merged).tolist()
         ]
         if problems:

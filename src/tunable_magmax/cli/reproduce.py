@@ -24,7 +24,7 @@ class ReproduceOptions:
     work: Path = Path("work")
     """Keep checkpoints here; they can be removed when the records are complete."""
     changes: Sequence[str] = ()
-    """Replace a value of the file, as seeds=[3]; repeatable. Relative paths count from the current directory."""
+    """Replace a value of the file, as seeds=[3]; repeatable. A path that is here counts from here."""
     device: str | None = None
     """Train and measure on this device. Default: the GPU if there is one."""
     dry_run: bool = False

@@ -22,7 +22,7 @@ class TrainOptions:
     out: Path | None = None
     """Write the run directory here. Default: beside the file, with its name."""
     changes: Sequence[str] = ()
-    """Replace a value of the file, as train.lr=3e-5; repeatable. Relative paths count from the current directory."""
+    """Replace a value of the file, as train.lr=3e-5; repeatable. A path that is here counts from here."""
     device: str | None = None
     """Train on this device. Default: the GPU if there is one."""
     dry_run: bool = False

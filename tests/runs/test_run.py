@@ -106,11 +106,14 @@ def test_a_run_in_training(tmp_path):
         run.enter("cats", run.path / "task-01", classes=("cat",), training={"steps": 3})
         run.save()
         assert (run.names, run.tasks) == (("cats",), (run.path / "task-01",))
+    with pytest.raises(InputError, match=r"task-01 is missing; remove .*run and train again"), Run.training(*arguments):
+        pass
+    (run.path / "task-01").mkdir()
     with Run.training(*arguments) as again:
         assert (again.names, again.classes) == (("cats",), {"cats": ("cat",)})
         assert again.record.benchmark == {"name": "texts"}
         assert [task.training for task in again.record.tasks] == [{"steps": 3}]
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "run.json", "task-01"]
 
 
 def test_run_json_in_place_of_its_directory(tmp_path):

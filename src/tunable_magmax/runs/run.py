@@ -272,7 +272,10 @@ class Run:
         with locked(path / "training.lock", refusal):
             remove_unfinished(path.rglob(".*"))
             if is_run(path):
-                yield cls.open(path)
+                run = cls.open(path)
+                if missing := [str(checkpoint) for checkpoint in run.tasks if not checkpoint.exists()]:
+                    raise InputError(f"{path / RUN_FILE}: {some_of(missing)} is missing; remove {path} and train again")
+                yield run
                 return
             # Where tasks have classifiers of their own, those are in the checkpoints.
             builtin = config.get("head", {}).get("source") == "builtin"

@@ -170,8 +170,8 @@ def open_material(
     total = affordable(bench, tokens_of(bench, kept.first(bench)))
     count, judging, most = sizes(total)
     matter = max(1, sum(weight >= LEAST_WEIGHT for weight in weights))
-    # Each task's checkpoint embeds anchors of both kinds; together they cost no more than half of what choosing may.
-    facts = replace(facts, anchors=min(ANCHORS, max(FEWEST_ANCHORS, total // (4 * matter))))
+    # Each task's checkpoint and each model that is tried embed anchors; they cost half of what choosing may.
+    facts = replace(facts, anchors=min(ANCHORS, max(FEWEST_ANCHORS, total // (4 * (matter + count)))))
     many = kept.take(bench, shares, most)
     few = kept.take(bench, shares, min(judging, MOST_JUDGING))
     return Material(replace(facts, kept=many), replace(facts, kept=few), count, kept.trained)

@@ -131,7 +131,7 @@ def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> Non
             for parameter in model.parameters():
                 parameter += 0.001 * torch.randn_like(parameter)
     for method, own in (("ties", {"weight": 0.5, "density": 0.5}), ("task_arithmetic", {"weight": 0.5})):
-        models: Any = [{"model": str(folder / f"model-{t}"), "parameters": own} for t in range(1, tasks + 1)]
+        models: Any = [{"model": str(folder / f"model-{t}"), "parameters": dict(own)} for t in range(1, tasks + 1)]
         recipe: dict[str, Any] = {
             "merge_method": method,
             "base_model": str(folder / "model-0"),
@@ -140,7 +140,7 @@ def beside_mergekit(program: str, tasks: int, threads: int, folder: Path) -> Non
         }
         (folder / "merge.yml").write_text(yaml.safe_dump(recipe))
         given = [str(folder / "merge.yml")]
-        ours = [sys.executable, "-m", "tunable_magmax", "--quiet", "merge", *given, "--overwrite", "-o"]
+        ours = [sys.executable, "-m", "tunable_magmax", "merge", *given, "--quiet", "--overwrite", "-o"]
         commands = {
             "mergekit": [program, *given, str(folder / "theirs"), "--no-copy-tokenizer"],
             "tmx merge": [*ours, str(folder / "ours"), "--threads", str(threads)],

@@ -199,6 +199,6 @@ for moment in range(4):
         place = trained / f"run{moment}"
         if (place / "run.json").exists():
             assert Run.open(place).names == ("travel", "bank")
-        assert tmx("init", place.name, *words, "--overwrite").code == 0
+        assert tmx("init", place.name, *words).code == 0, "the same command goes on"
         assert (place / "run.json").read_bytes() == (trained / "whole/run.json").read_bytes()
         assert not list(place.rglob(".*"))

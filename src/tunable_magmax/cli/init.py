@@ -46,7 +46,7 @@ def init(run_dir: Path, /, *, options: InitOptions = parsed(InitOptions)) -> Non
 def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
     given = made.inputs
     yield f"{given.path}: {'would be ' * dry_run}a run of {plural(len(given.tasks), 'task')} on {given.base}"
-    rows, missing = [], []
+    width, rows, missing = max(map(len, given.tasks)), [], []
     for name, found in given.tasks.items():
         profile, data = made.task(name)[0], ""
         if profile is None:
@@ -56,7 +56,7 @@ def _lines(made: InitResult, dry_run: bool) -> Iterator[str]:
             data = f"{plural(profile.samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in given.data:
             data = f"profile of {given.data[name].origin}"
-        rows.append([name, str(found), data])
+        rows.append([f"{name:<{width}}  {found}", data])
     yield from table(rows)
     if dry_run:
         return

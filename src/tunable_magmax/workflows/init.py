@@ -170,12 +170,17 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
     """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
     refuse_run_file(path)
     problems: list[str] = []
-    is_new = not is_run(path) or options.base is not None or bool(options.task)
+    named = options.base is not None or bool(options.task)
     if options.keep is not None and options.keep < 0:
         problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
-    run = None if is_new else Run.open(path)
-    base, tasks = _checkpoints(path, options, problems) if run is None else (run.base, run.checkpoints)
-    if run is not None and not options.data and not options.eval_data and options.head is None and options.keep != 0:
+    run = Run.open(path) if is_run(path) and not (named and options.overwrite) else None
+    base, tasks = _checkpoints(path, options, problems) if named or run is None else (run.base, run.checkpoints)
+    if named and run is not None and (base is None or not _is_of(run, base, tasks)):
+        problems.append(
+            f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
+            "--task to add data to it"
+        )
+    elif run is not None and not (options.data or options.eval_data) and options.head is None and options.keep != 0:
         problems.append(
             f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "
             "--base and --task with --overwrite to make it anew"
@@ -197,7 +202,7 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
         listed = problems[0] if len(problems) == 1 else f"nothing was written:\n{bulleted(problems)}"
         raise InputError(listed, problems=problems if len(problems) > 1 else ())
     ordered = {name: data[name] for name in tasks if name in data}
-    return InitInputs(path, is_new, base, tasks, ordered, held_out, nameless, head)
+    return InitInputs(path, run is None, base, tasks, ordered, held_out, nameless, head)
 
 
 @contextmanager
@@ -211,12 +216,7 @@ def _collected(problems: list[str], about: str = "") -> Iterator[None]:
 
 def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple[Path | None, dict[str, Path]]:
     """Finds the checkpoints of a new run, but for those that cannot be found or merged."""
-    if is_run(path) and not options.overwrite:
-        problems.append(
-            f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
-            "--task to add data to it"
-        )
-    elif path.exists() and not path.is_dir():
+    if path.exists() and not path.is_dir():
         problems.append(f"{path} is a file: give a directory")
     base: Path | None = None
     if options.base is None or not options.task:
@@ -233,6 +233,12 @@ def _checkpoints(path: Path, options: InitOptions, problems: list[str]) -> tuple
             if base is not None:
                 _refuse_mismatch(base, tasks[name])
     return base, tasks
+
+
+def _is_of(run: Run, base: Path, tasks: Mapping[str, Path]) -> bool:
+    """Returns whether a run consists of these checkpoints: then the command that made it, given again, goes on."""
+    given = [(name, place.resolve()) for name, place in tasks.items()]
+    return base.resolve() == run.base.resolve() and given == [(n, p.resolve()) for n, p in run.checkpoints.items()]
 
 
 def _find_checkpoint(path: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sequences import SMALL, save_sequence, sequence
 
@@ -35,3 +37,15 @@ def test_names_that_do_not_fit_are_refused_beforehand(files, tmp_path, names, me
     with pytest.raises(InputError, match=message):
         merge_checkpoints(*files, tmp_path / "out", names=names)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_is_not_named_after_what_it_was_made_of(files, tmp_path) -> None:
+    """A configuration may still have the name of an ancestor, whose weights are others."""
+    base, tasks = files
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(Path(base).read_bytes())
+    (folder / "config.json").write_text('{"_name_or_path": "someone/ancestor", "model_type": "bert"}')
+    merge_checkpoints(folder, tasks, tmp_path / "out")
+    for name in ("README.md", "tmx-config.yaml"):
+        assert "ancestor" not in (tmp_path / "out" / name).read_text()

@@ -242,7 +242,7 @@ def test_preferences_and_models_that_belong_to_nothing_here(kept, site, builtin,
             compare(kept, tmp_path / "old", site)
 
 
-@pytest.mark.parametrize(("total", "anchors"), [(10**6, 100), (160, 20), (8, 10)])
+@pytest.mark.parametrize(("total", "anchors"), [(10**6, 100), (480, 20), (8, 10)])
 def test_where_embedding_is_dear_fewer_samples_show_how_features_moved(kept, monkeypatch, total, anchors):
     monkeypatch.setattr(site_of_run, "affordable", lambda *_: total)
     with Bench(Run.open(kept), device="cpu") as bench:

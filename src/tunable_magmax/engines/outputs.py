@@ -30,14 +30,13 @@ from tunable_magmax.checkpoints.companions import (
     companion_files,
     prepares_inputs,
 )
-from tunable_magmax.checkpoints.hub import pinned
 from tunable_magmax.checkpoints.safetensors_file import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, append_line, parse_json, read_json, read_whole, show_size
+from tunable_magmax.files import Progress, append_line, parse_json, read_whole, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Merge
@@ -206,15 +205,14 @@ def write_sidecars(
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
             report = replace(report, warnings=(*report.warnings, text))
         digests[name] = output.write_file(name, path if changed is None else changed)
-    name = base_name(inputs.paths[0])
-    config = effective_config(report, name)
+    config = effective_config(report)
     note = "# Models are named here, not located: the log beside this directory says where they were.\n"
     located = len(report.hub) == report.tasks + 1
     digests[CONFIG] = output.write_file(CONFIG, (("" if located else note) + config).encode())
     added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
     digests |= {own: output.write_file(own, content) for own, content in sorted(added.files.items())}
     library = "peft" if report.reduced is not None else "transformers" if MODEL_CONFIG in digests else None
-    digests[CARD] = output.write_file(CARD, (model_card(report, name, config, library) + added.card).encode())
+    digests[CARD] = output.write_file(CARD, (model_card(report, config, library) + added.card).encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report
@@ -250,22 +248,7 @@ def _written_types(report: MergeReport, inputs: Inputs) -> list[str]:
 # -- configuration and model card --------------------------------------------------------------------------------------
 
 
-def base_name(base: Path) -> str:
-    """Returns the base's name: that on the hub if it comes from there, or that in its configuration.
-
-    Never its path: equal merges must give equal bytes wherever they are made.
-    """
-    if (pin := pinned(base)) is not None:
-        return pin.partition("@")[0]
-    try:
-        name = read_json(base / MODEL_CONFIG).get("_name_or_path")
-    except InputError:
-        return "base"
-    is_hub_name = isinstance(name, str) and name and not name.startswith((".", "/", "~")) and name.count("/") <= 1
-    return str(name) if is_hub_name else "base"
-
-
-def effective_config(report: MergeReport, base: str) -> str:
+def effective_config(report: MergeReport) -> str:
     """Returns the merge as the YAML that `tmx merge config.yml` reads.
 
     Models are named, not located; those of the hub by the commit, so that a second merge reads the same bytes.
@@ -287,7 +270,7 @@ def effective_config(report: MergeReport, base: str) -> str:
         models.append(model)
     config = {
         "merge_method": report.method,
-        "base_model": report.hub.get("base", base),
+        "base_model": report.hub.get("base", "base"),
         "models": models,
         "parameters": {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()},
     }
@@ -302,12 +285,12 @@ def _number(text: str) -> float | str:
     return short if Fraction(str(short)) == exact else text
 
 
-def model_card(report: MergeReport, base: str, config: str, library: str | None) -> str:
+def model_card(report: MergeReport, config: str, library: str | None) -> str:
     """Returns the model card; `library` is what loads the model."""
     reduction = f"It is {report.reduction}.\n\n" if report.reduction else ""
     return (
-        f"---\n{_front_matter(report, base, library)}---\n"
-        f"\n# A merge of {report.tasks} task checkpoints into {base}\n\n"
+        f"---\n{_front_matter(report, library)}---\n"
+        f"\n# A merge of {report.tasks} task checkpoints into {report.hub.get('base', 'base').partition('@')[0]}\n\n"
         f"Made with tunable-magmax, method `{report.method}`.\n\n"
         f"| task | gave |\n| --- | --- |\n{_rows(report)}\n"
         f"{reduction}"
@@ -316,11 +299,11 @@ def model_card(report: MergeReport, base: str, config: str, library: str | None)
     )
 
 
-def _front_matter(report: MergeReport, base: str, library: str | None) -> str:
+def _front_matter(report: MergeReport, library: str | None) -> str:
     """Returns the YAML by which the hub files a model."""
     front: dict[str, Any] = {}
-    named = [report.hub.get("base", base), *(pin for role, pin in report.hub.items() if role != "base")]
-    if on_hub := list(dict.fromkeys(name.partition("@")[0] for name in named if "/" in name)):
+    pins = sorted(report.hub.items(), key=lambda item: item[0] != "base")
+    if on_hub := list(dict.fromkeys(pin.partition("@")[0] for _, pin in pins)):
         front = {"base_model": on_hub, "base_model_relation": "merge" if report.reduced is None else "adapter"}
     if library is not None:
         front["library_name"] = library

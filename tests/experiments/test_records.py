@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from experiments.invented import row_record, scale_record, whole_experiment
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.records import append_records, read_records
 from tunable_magmax.experiments.results import load_results
+
+
+def test_those_who_write_at_a_time_lose_nothing(tmp_path: Path) -> None:
+    file, seeds = tmp_path / "records.jsonl", range(40)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: append_records(file, [scale_record(seed)]), seeds))
+    assert sorted(record.seed for record in read_records(file)) == list(seeds)
 
 
 def test_every_kind_is_read_back_as_it_was(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from filelock import FileLock
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tunable_magmax.errors import InputError
@@ -162,6 +163,8 @@ def _joined(records: Sequence[Record]) -> list[Record]:
 
 
 def append_records(path: Path, records: Sequence[Record]) -> None:
-    """Adds records to a file, all or none."""
+    """Adds records to a file, all or none; waits for other processes that do, such as those of other seeds."""
     lines = b"".join(_RECORD.dump_json(record) + b"\n" for record in records)
-    write_atomic(path, (path.read_bytes() if path.exists() else b"") + lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        write_atomic(path, (path.read_bytes() if path.exists() else b"") + lines)

@@ -9,6 +9,7 @@ import pytest
 from sequences import SMALL, digests, save_sequence, sequence
 
 from tunable_magmax import InputError, Preference
+from tunable_magmax.cli.app import stop_message
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate
@@ -72,6 +73,26 @@ def test_what_is_refused_beforehand(run, tmp_path, options):
     with pytest.raises(InputError):
         swept(run, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(run, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    options = from_flat(SweepOptions, out=tmp_path / "out", start=[1, 0, 0], stop=[0, 0, 1], steps=3)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        sweep(run.path, options, progress=stop)
+    message, code = stop_message(stopped.value)
+    assert code == 130
+    assert message.startswith("interrupted; 1 of 3 points are complete in ")
+    assert message.endswith("with --overwrite the same command makes all of them again")
+
+
+def test_a_point_that_is_there_is_refused_before_any_is_merged(run, tmp_path):
+    (tmp_path / "out/step-02").mkdir(parents=True)
+    with pytest.raises(InputError, match="step-02 already exists"):
+        swept(run, tmp_path / "out", start=[1, 0, 0], stop=[0, 0, 1], steps=3)
+    assert [place.name for place in (tmp_path / "out").iterdir()] == ["step-02"]
 
 
 def test_the_command(tmx, run, tmp_path):

@@ -195,7 +195,8 @@ def _run(tokens: Sequence[str], flags: set[str]) -> int:
     except CycloptsError as error:
         return fail("UsageError", f"{error} See tmx {command + ' ' if command else ''}--help.", 2)
     except TmxError as error:
-        return fail(type(error).__name__, str(error), error.exit_code, getattr(error, "problems", ()))
+        message = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        return fail(type(error).__name__, message, error.exit_code, getattr(error, "problems", ()))
     except KeyboardInterrupt as error:
         return fail("Interrupted", *stop_message(error))
     except BrokenPipeError:
@@ -355,7 +356,8 @@ def stop_message(error: KeyboardInterrupt) -> tuple[str, int]:
     """Returns what to say of a stop, and the exit code that shells know it by: 128 and the number of the signal."""
     number = getattr(error, "number", int(signal.SIGINT))
     cause = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    return str(error) or f"{cause}; finished work is kept, run the same command again to go on", 128 + number
+    notes = getattr(error, "__notes__", ["finished work is kept, run the same command again to go on"])
+    return "; ".join([cause, *notes]), 128 + number
 
 
 _REFUSED = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "failed to map segment")

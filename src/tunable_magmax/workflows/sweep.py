@@ -10,7 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.errors import InputError, StorageError, plural
 from tunable_magmax.evaluation.bench import Bench
 from tunable_magmax.evaluation.comparison import sample_weights
 from tunable_magmax.evaluation.labelled import Labelled
@@ -84,17 +85,24 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     labelled = None  # opened before anything is merged
     if run is not None:
         labelled, _ = open_labelled(options.data, find_head(run.base, None, run).head, run, Reading())
-    reports, points = [], list[SweepPoint]()
-    for name, weights in weights_by_name.items():
-        shown = tuple(map(str, weights))
-        report = merge_recipe(recipe.with_options(weights=shown), out / name, overwrite=options.overwrite)
-        reports.append(report)
-        points.append(SweepPoint(name, shown, report.scale, report.counts))
-        if progress is not None:
-            progress("merge", len(reports), len(weights_by_name))
-    samples = None
-    if run is not None and labelled is not None:
-        points, samples = _measured(points, method, recipe, run, labelled, progress)
+    for name in weights_by_name:
+        Output.check(out / name, options.overwrite)
+    reports, points, samples = [], list[SweepPoint](), None
+    try:
+        for name, weights in weights_by_name.items():
+            shown = tuple(map(str, weights))
+            report = merge_recipe(recipe.with_options(weights=shown), out / name, overwrite=options.overwrite)
+            reports.append(report)
+            points.append(SweepPoint(name, shown, report.scale, report.counts))
+            if progress is not None:
+                progress("merge", len(reports), len(weights_by_name))
+        if run is not None and labelled is not None:
+            points, samples = _measured(points, method, recipe, run, labelled, progress)
+    except (KeyboardInterrupt, StorageError) as stop:
+        if reports:
+            done = f"{len(reports)} of {plural(len(weights_by_name), 'point')} are complete in {out}"
+            stop.add_note(f"{done}; with --overwrite the same command makes all of them again")
+        raise
     warnings = tuple(dict.fromkeys(warning for report in reports for warning in report.warnings))
     names = recipe.named().names or ()
     made = Sweep(reports[0].method, names, reports[0].elements, tuple(points), warnings, samples)

@@ -84,6 +84,12 @@ def test_no_samples_to_measure_on_are_refused():
         StudioOptions(samples=0)
 
 
+@pytest.mark.parametrize("name", ["inputs", "labelled", "data"])
+def test_samples_that_cannot_be_read_are_refused_before_the_page_opens(image_run, tmp_path, name):
+    with pytest.raises(InputError, match=r"nope\.csv"):
+        Studio(Run.open(image_run.path), tmp_path / "out", StudioOptions(**{name: tmp_path / "nope.csv"}))
+
+
 def test_threads_collect_their_own_warnings():
     both, found = threading.Barrier(2, timeout=30), {}
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
@@ -29,6 +30,8 @@ from tunable_magmax.studio.site import SiteSamples, estimate_site, listed
 from tunable_magmax.studio.uploads import FILES, SUFFIXES, Uploads
 from tunable_magmax.studio.worker import Events, Worker
 from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
+from tunable_magmax.workflows.evaluate import find_head, open_labelled
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailor import why_not_tsv
 
 SAMPLES_FOLDER = "samples"
@@ -45,6 +48,7 @@ class Studio:
     def __post_init__(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"{self.out} is a file: give a folder with -o")
+        self._refuse_samples()
         self.events = Events()
         self.worker = Worker(self.events)
         self.uploads = Uploads(self.out / SAMPLES_FOLDER)
@@ -65,6 +69,15 @@ class Studio:
             self._add_presets([Preset("given", file.name, found, file)])
 
     # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _refuse_samples(self) -> None:
+        """Raises what is wrong with the files that were given, before a page opens."""
+        if self.options.inputs is not None:
+            open_samples(self.options.inputs)
+        if self.options.labelled is not None:
+            open_samples(self.options.labelled).require_labels()
+        if self.options.data is not None:
+            open_labelled(self.options.data, find_head(self.run.base, None, self.run).head, self.run, Reading())
 
     def start(self) -> None:
         """Begins to read the run's models and samples, in the background."""

@@ -52,6 +52,7 @@ class Sample:
     inner: Inner | None = None
     several: dict[str, Inner] = field(default_factory=dict)
     listed: tuple[Inner, ...] = ()
+    some: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     either: Annotated[Literal["natural"] | Inner | tuple[int, ...], Field(description="natural, or some")] = "natural"
     lenient: Lenient = Lenient()
 
@@ -94,6 +95,8 @@ def test_values_are_what_the_annotations_say():
         ({"several": {"a": {"b": 1}}}, "unknown key 'b' in several.a; known: method, names"),
         ({"listed": [{}, {"method": 1}]}, "listed.1.method is 1: must be 'cosine' or 'constant'"),
         ({"listed": 3}, "listed is 3: must be a list"),
+        ({"some": []}, "some is []: must have at least 1 item"),
+        ({"some": ["x"]}, "some.0 is 'x': must be a whole number"),
         ({"either": "x"}, "either is 'x': must be natural, or some"),
         ({"either": {"nams": 1}}, "either is {'nams': 1}: must be natural, or some"),
         ({"lenient": {"path": 1}}, "lenient.path is 1: must be a text"),

@@ -172,6 +172,14 @@ def test_a_file_that_is_wrong_is_refused_by_key_and_value(tmp_path, changed, tol
     assert told in str(refused.value)
 
 
+def test_all_that_is_wrong_with_a_file_and_its_run_is_said_at_once(tmp_path):
+    path = written(tmp_path, colour=1, environments={"size": "large"})
+    with pytest.raises(InputError) as refused:
+        read_experiment(path, ["run.train.lr=-1", "run.benchmark.name=none"])
+    for told in ("'colour'", "environments.size is 'large'", "run.train.lr is -1", "run.benchmark.name is 'none'"):
+        assert told in str(refused.value)
+
+
 def test_a_file_is_laid_over_another_and_changes_over_both(tmp_path):
     written(tmp_path)
     (tmp_path / "over.yaml").write_text("extends: toy.yaml\nsetting: other\nrun: {train: {lr: 0.5}}\n")

@@ -136,6 +136,25 @@ def test_refused_with_the_reason(tmp_path, changes, words):
     assert words in refused(tmp_path, {**GOOD, **changes})
 
 
+def test_all_that_is_wrong_is_said_at_once(tmp_path):
+    models = [{"modle": "one"}, {"model": "two", "parameters": {"weight": "x"}}]
+    parameters = {"lambda": "big", "seed": 1.5, "scope": "all", "density": 7, "scop": "model"}
+    said = refused(tmp_path, {"models": models, "merge_method": "tie", "dtype": "int3", "parameters": parameters})
+    words = (
+        "modle",
+        "weight is 'x'",
+        "base_model",
+        "'tie'",
+        "'int3'",
+        "'big'",
+        "1.5",
+        "'all'",
+        "density is 7",
+        "scop'",
+    )
+    assert [word for word in words if word not in said] == []
+
+
 @pytest.mark.parametrize(
     ("method", "closest"),
     [

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, PositiveInt, check, read_yaml, set_value
-from tunable_magmax.errors import InputError
+from tunable_magmax.config import STRICT, NotNegative, Positive, PositiveInt, gather, read_yaml, set_value
+from tunable_magmax.errors import InputError, bulleted
 from tunable_magmax.experiments.environments import EnvironmentOptions, Variants
 from tunable_magmax.experiments.rows import Row
 from tunable_magmax.training.config import TrainConfig
@@ -103,7 +103,12 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
         raise InputError(f"{path} extends itself, perhaps by way of other files") from None
     for change in changes:
         set_value(data, change)
-    file = check(Experiment, data, str(path))
+    problems: list[str] = []
+    file = gather(Experiment, data, problems)
+    if file is None:
+        if isinstance(data.get("run"), Mapping):
+            TrainConfig.gather(data["run"], path.parent, problems, "run")
+        raise InputError(f"{path}:\n{bulleted(dict.fromkeys(problems))}", problems=problems)
     setting = file.setting or path.stem
     experiment = replace(file, name=path.stem, setting=setting, root=str(path.parent.absolute()))
     experiment.training(experiment.seeds[0])  # tells what is wrong with the run before anything is made

@@ -71,7 +71,9 @@ class Options(WeightedOptions):
 
     @classmethod
     def read(cls, tasks: int, **given: Any) -> Options:
-        """Checks each option by itself; `methods.read_options` also checks that they go together."""
+        """Checks each option by itself, all that is wrong in one error; `methods.read_options` also checks that they
+        go together.
+        """
         known = [field.name for field in fields(cls)]
         if unknown := sorted(given.keys() - set(known)):
             raise TypeError(f"a merge has no option {unknown[0]!r}{closest(unknown[0], known)}")
@@ -93,7 +95,14 @@ class Options(WeightedOptions):
             "adapter": lambda rank: _read_whole(rank, "adapter", 1),
         }
         options = USUAL | {name: value for name, value in given.items() if value is not None}
-        read = {name: readers[name](value) if name in readers else value for name, value in options.items()}
+        read, problems = dict[str, Any](), list[str]()
+        for name, value in options.items():
+            try:
+                read[name] = readers[name](value) if name in readers else value
+            except InputError as error:
+                problems.append(str(error))
+        if problems:
+            raise InputError("\n".join(problems), problems=problems)
         return cls(**read)
 
     @property

@@ -6,12 +6,12 @@ docs/merge.md says what mergekit's keys mean here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
@@ -121,9 +121,18 @@ def _complete(names: Sequence[str | None], paths: Sequence[Path]) -> tuple[str, 
 
 # -- configurations of mergekit ---------------------------------------------------------------------------------------
 
+
+def _number(value: Any) -> Any:
+    try:
+        read_decimal(value, "it")
+    except InputError:
+        raise ValueError("must be a finite number") from None
+    return value
+
+
 _One: TypeAlias = Annotated[
     # Texts as well, because the merge also takes 1/3.
-    int | float | str,
+    Annotated[int | float | str, AfterValidator(_number)],
     Field(description="one number: a model has one weight, and include and exclude choose tensors"),
 ]
 _CLOSEST = {
@@ -139,6 +148,8 @@ _THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
 """Parameters of mergekit; a file that has one of ours beside them has our defaults."""
 _NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
 """Parameters that become other options, or none."""
+_ALONE = {"scale", "seed", "scope", "compare", "density", "include", "exclude", "adapter"}
+"""Options that are right or wrong whatever the models are."""
 OWN_CLASSIFIERS = (
     "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' own "
     "classifiers; `tmx tailor` fits a head"
@@ -212,7 +223,8 @@ def _read_yaml_recipe(path: Path) -> Recipe:
 
 
 def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what mergekit can do and this program cannot, unknown parameters, and what is missing."""
+    """Yields what mergekit can do and this program cannot, unknown parameters, what is missing, and bad values."""
+    from tunable_magmax.merging.methods import method_named, names_file
     from tunable_magmax.merging.options import Options
 
     method, parameters = content.get("merge_method"), content["parameters"]
@@ -220,19 +232,32 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
         yield "'base_model' is missing"
     if isinstance(method, str) and method in _ELSEWHERE:
         yield f"merge_method {method!r} is not here; the closest is {_ELSEWHERE[method]}"
+    elif isinstance(method, str) and method != "linear" and not names_file(method):
+        yield from _problems(method_named, method)
+    yield from _problems(Options.read, 1, out_dtype=content.get("out_dtype") or content.get("dtype"))
     if not isinstance(parameters, Mapping):
         return
     known = sorted({each.name for each in fields(Options)} - {"method", "out_dtype"} | _THEIRS)
     for key in parameters:
         if key not in known:
             yield f"unknown key {key!r} in parameters{closest(str(key), known)}; known: {', '.join(known)}"
-    for key in ("weight", "density"):
-        if isinstance(parameters.get(key), list | Mapping):
-            yield f"parameters.{key} is {parameters[key]!r}: must be one number; there is none by layer or filter"
+    lists = {key for key in ("weight", "density") if isinstance(parameters.get(key), list | Mapping)}
+    for key in sorted(lists):
+        yield f"parameters.{key} is {parameters[key]!r}: must be one number; there is none by layer or filter"
     if "scale" in parameters and "lambda" in parameters:
         yield "parameters has both 'scale' and 'lambda', which are the same"
     if parameters.get("rescale"):
         yield "key 'rescale' in parameters is not supported: use scale"
+    values = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+    yield from _problems(Options.read, 1, **{key: values[key] for key in _ALONE & values.keys() - lists})
+
+
+def _problems(read: Callable[..., Any], *values: Any, **options: Any) -> Sequence[str]:
+    try:
+        read(*values, **options)
+    except InputError as error:
+        return error.problems or (str(error),)
+    return ()
 
 
 def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:

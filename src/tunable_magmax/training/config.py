@@ -117,18 +117,27 @@ class TrainConfig(RunFile):
 
         Sections may be empty.
         """
-        root = root.absolute()  # the record is read from other directories, as by `tmx eval`
         problems: list[str] = []
-        sections = {k: v for k, v in content.items() if v is not None} if isinstance(content, Mapping) else content
-        file = gather(RunFile, sections, problems)
-        benchmark = None
-        if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
-            benchmark = gather_section(sections["benchmark"], root, problems, "benchmark")
-        if file is not None and file.head.source == BUILTIN and file.train.freeze:
-            problems.append("train.freeze is for frozen heads: with head.source 'builtin' all parameters are trained")
+        read = cls.gather(content, root, problems)
         refuse(problems, where)
-        assert file is not None
-        assert benchmark is not None
+        assert read is not None
+        return read
+
+    @classmethod
+    def gather(cls, content: Any, root: Path, problems: list[str], inside: str = "") -> TrainConfig | None:
+        """Does the same, but adds the problems to a list. `inside`: the keys that lead to `content`."""
+        root = root.absolute()  # the record is read from other directories, as by `tmx eval`
+        sections = {k: v for k, v in content.items() if v is not None} if isinstance(content, Mapping) else content
+        file = gather(RunFile, sections, problems, inside)
+        benchmark, above = None, f"{inside}." if inside else ""
+        if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
+            benchmark = gather_section(sections["benchmark"], root, problems, f"{above}benchmark")
+        if file is not None and file.head.source == BUILTIN and file.train.freeze:
+            problems.append(
+                f"{above}train.freeze is for frozen heads: with head.source 'builtin' all parameters are trained"
+            )
+        if file is None or benchmark is None or problems:
+            return None
         model = file.model if file.model == GLYPHS else str(place_of(Path(file.model).expanduser(), root))
         head = file.head if file.head.file is None else replace(file.head, file=str(root / file.head.file))
         return cls(**{**vars(file), "model": model, "benchmark": benchmark, "head": head})

@@ -15,18 +15,20 @@ from tunable_magmax import Preference
 from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation import bench as benches
 from tunable_magmax.evaluation.bench import Bench
 from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.models.head import Head, save_head
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import material as site_of_run
 from tunable_magmax.workflows.compare import compare as compare_models
 from tunable_magmax.workflows.compare import compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.options import CompareOptions, InitOptions, Reading, TailorOptions
-from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.options import CompareOptions, InitOptions, Reading, SiteSources, TailorOptions
+from tunable_magmax.workflows.tailor import decide, tailor
 
 CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
@@ -247,3 +249,21 @@ def test_where_embedding_is_dear_fewer_samples_show_how_features_moved(kept, mon
     monkeypatch.setattr(site_of_run, "affordable", lambda *_: total)
     with Bench(Run.open(kept), device="cpu") as bench:
         assert site_of_run.open_material(bench, LIKELY).all.anchors == anchors
+
+
+@pytest.mark.parametrize(("total", "same"), [(480, True), (1799, True), (1800, False), (10_000, False)])
+def test_where_embedding_is_dear_no_model_embeds_a_sample_twice(kept, site, monkeypatch, total, same):
+    seen, embed = [], benches.embed_prepared
+
+    def embedded(encoder, prepared, **options):
+        seen.extend((bench._filled, picture.numpy().tobytes()) for picture in prepared.inputs["pixels"])
+        return embed(encoder, prepared, **options)
+
+    monkeypatch.setattr(site_of_run, "affordable", lambda *_: total)
+    monkeypatch.setattr(benches, "embed_prepared", embedded)
+    known = Site(Run.open(kept), SiteSources(inputs=site), CPU)
+    with Bench(Run.open(kept), device="cpu") as bench:
+        material = site_of_run.open_material(bench, LIKELY, known)
+        decide(bench, material, LIKELY)
+        assert (material.few.kept is material.all.kept) == same
+    assert len(seen) == len(set(seen)) > 0

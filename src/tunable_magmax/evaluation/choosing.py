@@ -113,12 +113,13 @@ def tokens_of(bench: Bench, data: Any) -> float:
 def sizes(total: int) -> tuple[int, int, int]:
     """Returns candidates to try, rows to judge each by, and rows for the evidence, of so many affordable samples.
 
+    Where few candidates are tried, the rows of the evidence judge them: base and chosen model embed nothing twice.
+
     >>> sizes(18_000), sizes(880)
-    ((9, 1000, 3000), (4, 110, 146))
+    ((9, 1000, 3000), (4, 146, 146))
     """
-    half = total // 2
-    count = CANDIDATES if half // CANDIDATES >= FEWEST else FEW_CANDIDATES
-    return count, max(FEWEST, half // count), max(FEWEST, half // 3)
+    each, evidence = total // 2 // CANDIDATES, max(FEWEST, total // 6)
+    return (CANDIDATES, each, evidence) if each >= FEWEST else (FEW_CANDIDATES, evidence, evidence)
 
 
 def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:

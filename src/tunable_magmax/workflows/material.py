@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
-
-if TYPE_CHECKING:
-    pass
 
 MOST_JUDGING = 600
 """More labelled samples would cost time, and tell candidates apart hardly better."""
@@ -131,6 +128,8 @@ def _class_names(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
 class Material:
     """What heads are fitted to: `all` that is affordable, `few` with fewer kept samples, to choose a model by.
 
+    Where embedding is dear both are the same, so that no model embeds a kept sample twice.
+
     `candidates`: how many models may be tried. `trained_on`: whether a kept sample was trained on.
     """
 
@@ -164,21 +163,25 @@ def open_material(
         facts = SiteFacts(weights, shares, moved=False)
         return Material(facts, facts, CANDIDATES, False)
     kept = KeptSamples.open(bench) if kept is None else kept
-    facts = SiteFacts(weights, shares, None, *((None, None) if site is None else _own_samples(bench, site)))
-    if kept is None:
-        return Material(facts, facts, CANDIDATES, False)
-    total = affordable(bench, tokens_of(bench, kept.first(bench)))
-    count, judging, most = sizes(total)
-    matter = max(1, sum(weight >= LEAST_WEIGHT for weight in weights))
-    # Each task's checkpoint and each model that is tried embed anchors; they cost half of what choosing may.
-    facts = replace(facts, anchors=min(ANCHORS, max(FEWEST_ANCHORS, total // (4 * (matter + count)))))
-    many = kept.take(bench, shares, most)
-    few = kept.take(bench, shares, min(judging, MOST_JUDGING))
-    return Material(replace(facts, kept=many), replace(facts, kept=few), count, kept.trained)
+    facts, few, count, inputs = SiteFacts(weights, shares), None, CANDIDATES, MOST_ANCHORS
+    if kept is not None:
+        total = affordable(bench, tokens_of(bench, kept.first(bench)))
+        count, judging, most = sizes(total)
+        matter = max(1, sum(weight >= LEAST_WEIGHT for weight in weights))
+        # Each task's checkpoint and each model that is tried embed anchors; they cost half of what choosing may.
+        anchors = min(ANCHORS, max(FEWEST_ANCHORS, total // (4 * (matter + count))))
+        many = kept.take(bench, shares, most)
+        few = many if judging == most else kept.take(bench, shares, min(judging, MOST_JUDGING))
+        inputs = anchors if judging == most else MOST_ANCHORS
+        facts = replace(facts, kept=many, anchors=anchors)
+    if site is not None:
+        labelled, seen = _own_samples(bench, site, inputs)
+        facts = replace(facts, labelled=labelled, inputs=seen)
+    return Material(facts, replace(facts, kept=few), count, kept is not None and kept.trained)
 
 
-def _own_samples(bench: Bench, site: Site) -> tuple[BenchData | None, BenchData | None]:
-    """Opens the labelled samples of a site, and some of its inputs where rows of profiles can be moved."""
+def _own_samples(bench: Bench, site: Site, most: int) -> tuple[BenchData | None, BenchData | None]:
+    """Opens the labelled samples of a site, and at most so many of its inputs where rows of profiles can be moved."""
     labelled, run = None, bench.run
     if site.sources.labelled is not None:
         samples = site.open_samples("labelled")
@@ -188,5 +191,5 @@ def _own_samples(bench: Bench, site: Site) -> tuple[BenchData | None, BenchData 
     if not given or None in run.profiles or bench.is_builtin:
         return labelled, None
     samples = site.open_samples(given[0])
-    rows = choose_rows(len(samples), MOST_ANCHORS, site.seed)
+    rows = choose_rows(len(samples), most, site.seed)
     return labelled, bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from stored import holds, read
 
@@ -88,6 +86,8 @@ BROKEN = {
     "bool size": (header({"w": tensor(0, 1, shape=[True])}, b"a"), "'w': expected .*True"),
     "shape not a list": (header({"w": tensor(0, 1, shape="1")}, b"a"), "'w': expected"),
     "huge size": (header({"w": tensor(0, 0, shape=[0, 1 << 70])}), "'w': expected"),
+    "a million dimensions": (header({"w": tensor(0, 0, shape=[0] + [1] * 10**6)}), "'w': expected"),
+    "a name of a million letters": (header({"w" * 10**6: tensor(0, 0)}), "1,000,000 characters"),
     "65 dimensions": (header({"w": tensor(0, 1, shape=[1] * 65)}, b"a"), "'w': expected"),
     "one offset": (header({"w": {"dtype": "U8", "shape": [1], "data_offsets": [1]}}, b"a"), "'w': expected"),
     "negative offset": (header({"w": tensor(-1, 0, shape=[1])}, b"a"), "'w': expected"),
@@ -108,27 +108,9 @@ def test_broken_headers(tmp_path: Path, case: str) -> None:
     data, value = BROKEN[case]
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=rf"{re.escape(str(path))}: .*{value}"):
+    with pytest.raises(InputError, match=rf"{re.escape(str(path))}: .*{value}") as caught:
         open_checkpoint(path)
-
-
-VALID = header(
-    {"__metadata__": {"format": "pt"}, "v": tensor(0, 4, dtype="F32", shape=[1]), "w": tensor(4, 6)}, b"abcdef"
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 3)), max_size=3))
-@example([])
-def test_a_mutated_file_opens_or_is_refused(tmp_path: Path, cuts: list[tuple[int, bytes, int]]) -> None:
-    data = bytearray(VALID)
-    for at, put, removed in cuts:
-        data[at : at + removed] = put
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(data)
-    with suppress(InputError), open_checkpoint(path) as checkpoint:
-        total = sum(len(read(checkpoint, name)) for name in checkpoint.tensors)
-        assert total == len(data) - 8 - int.from_bytes(data[:8], "little")
+    assert len(str(caught.value)) < 1000
 
 
 # Files that change

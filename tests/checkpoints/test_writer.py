@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -175,101 +173,13 @@ def test_wrong_number_of_bytes(tmp_path: Path, chunks: list[bytes], found: str) 
     assert not (tmp_path / "out").exists()
 
 
-# Stopping and beginning anew
+# Others at work, and commits that fail
 
 
 def test_one_process_at_a_time_writes_an_output(tmp_path: Path) -> None:
     with Output(tmp_path / "out"), pytest.raises(InputError, match="another process is writing"):
         write(tmp_path / "out")
     write(tmp_path / "out")
-
-
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """A directory in memory, where there is such a place: thousands of small files are slow on a disk."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        yield Path(folder)
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: from then on no system call has an effect."""
-
-
-@pytest.fixture
-def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Let the n-th call that changes the file system, and all after it, not happen."""
-    left = [10**9]
-
-    def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-            return call(*args, **kwargs)
-
-        return wrapped
-
-    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "write", "fsync"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, mortal((lambda *_: None) if name == "fsync" else real))
-
-    def kill_at(number: int) -> None:
-        left[0] = number
-
-    yield kill_at
-    left[0] = 10**9
-
-
-def mixed(wholes: list[dict[str, bytes]]) -> list[tuple[str, bytes]]:
-    return [item for whole in wholes for item in whole.items()]
-
-
-@pytest.mark.parametrize("name", ["out", "x.safetensors"])
-@pytest.mark.parametrize("old", [False, True])
-def test_killed_at_any_moment(in_memory: Path, kill_at: Callable[[int], None], name: str, old: bool) -> None:
-    never = 10**9
-    number = 0
-    while True:
-        folder = in_memory / str(number)
-        out = folder / name
-        folder.mkdir()
-        if old:
-            write(out, b"o")
-        wholes = [expected(out, b"n"), expected(out, b"o")] if old else [expected(out, b"n"), {}]
-
-        def visible() -> dict[str, bytes]:
-            return {path: value for path, value in files(folder).items() if ".partial/" not in path}  # noqa: B023
-
-        kill_at(number)
-        killed = False
-        try:
-            write(out, overwrite=old)
-        except Killed:
-            killed = True
-        kill_at(never)
-        # Right after the kill: the old output or the new one is there. A report beside a file may be ahead of it.
-        assert out.exists() or not old
-        assert visible() in wholes or (name != "out" and all(item in mixed(wholes) for item in visible().items()))
-        # Another merge into the same place finds the old output whole again, or the new one.
-        shutil.copytree(folder, aside := in_memory / f"{number}-aside")
-        with suppress(InputError), Output(out, overwrite=old):
-            pass
-        assert visible() in wholes
-        shutil.rmtree(folder)
-        aside.rename(folder)
-        # The same command again, perhaps killed in its turn, gets to the end.
-        kill_at(number // 2)
-        with suppress(Killed, InputError):
-            write(out, overwrite=old)
-        kill_at(never)
-        with suppress(InputError):
-            write(out, overwrite=old)
-        assert files(folder) == expected(out, b"n")
-        shutil.rmtree(folder)
-        if not killed:
-            assert number > 25
-            break
-        number += 1
 
 
 @pytest.mark.parametrize("swaps", [True, False])

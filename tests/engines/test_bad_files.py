@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,17 @@ def test_all_that_does_not_match_is_named_at_once(place) -> None:
         assert any(f"task {k}" in problem and repr(name) in problem for problem in error.problems)
     place.put(1, {**place.models[1], "trunk.weight": values(1)["trunk.weight"]})
     place.refused("[7, 5]", "[5, 7]", "I32", "F32", exclude=["adapter", "trunk.wieght"])
+
+
+def test_many_names_that_differ_cost_little_time_and_text(tmp_path) -> None:
+    for k in range(2):
+        save_file({f"block.{j}.{k}.weight": torch.zeros(0) for j in range(20_000)}, tmp_path / f"{k}")
+    start = time.monotonic()
+    with pytest.raises(InputError) as caught:
+        merge_checkpoints(tmp_path / "0", [tmp_path / "1"], tmp_path / "out")
+    assert time.monotonic() - start < 30  # it was minutes
+    assert len(str(caught.value)) < 10_000
+    assert (len(caught.value.problems), caught.value.problems[-1]) == (10_001, "and 30,000 more")
 
 
 def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from forked import forking
-from sequences import StateDict, digests, save_sequence, sequence
+from sequences import digests, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
 
@@ -118,13 +118,15 @@ def kill_at_steps(victim: Victim, folder: Path, mode: str, early: int, late: int
         out, options, complete = prepare(victim, folder / str(step), mode)
         assert "killed" in victim.merge(out, options, deadly=step)
         states.add(found_after_a_kill(out, options, complete))
+        if victim.merge(out, options, deadly=step // 2).get("killed"):  # the same command again, killed in its turn
+            found_after_a_kill(out, options, complete)
         finish(victim, out, options, complete)
     assert states == {0, 1 if options.get("overwrite") else None}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_before_or_after_a_system_call_that_changes_the_disk(victim, tmp_path, mode) -> None:
-    kill_at_steps(victim, tmp_path, mode, early=71, late=7)
+    kill_at_steps(victim, tmp_path, mode, early=53, late=5)
 
 
 @pytest.mark.stress
@@ -147,46 +149,27 @@ def test_files_that_may_not_grow(victim, tmp_path, limit) -> None:
     assert digests(out) == digests(victim.output({"seed": 1}))
 
 
-# -- inputs that go away, and others at work --------------------------------------------------------------------------
+# -- going on --------------------------------------------------------------------------------------------------------
 
 
-class Sequence:
-    """Files that a test may spoil, and a merge of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.models: tuple[StateDict, list[StateDict]] = sequence(3, SHAPES)
-        self.base, self.tasks = save_sequence(folder / "in", *self.models)
-        self.out = folder / "out"
-        self.partial = folder / "out.partial"
-
-    def merge(self, out: Path | None = None, **options: Any) -> dict[str, str]:
-        out = out or self.out
-        merge_checkpoints(self.base, self.tasks, out, **{"shard_size": SHARD, "threads": 1, **options})
+def test_an_interrupted_merge_begins_anew_and_says_so(victim, tmp_path) -> None:
+    def merge(out: Path, **options: Any) -> dict[str, str]:
+        merge_checkpoints(victim.base, victim.tasks, out, shard_size=SHARD, threads=1, **options)
         return digests(out)
 
-    def nothing_is_left(self) -> bool:
-        return [path.name for path in self.folder.iterdir()] == ["in"]
-
-
-@pytest.fixture
-def files(tmp_path) -> Sequence:
-    return Sequence(tmp_path)
-
-
-def test_an_interrupted_merge_begins_anew_and_says_so(files) -> None:
     def interrupt(phase: str, done: int, total: int) -> None:
         if phase == "merge" and done > total // 2:
             raise KeyboardInterrupt
 
+    out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        files.merge(progress=interrupt)
-    assert files.nothing_is_left()
-    left = files.partial / "output"
+        merge(out, progress=interrupt)
+    assert not list(tmp_path.iterdir())
+    left = tmp_path / "out.partial" / "output"
     left.mkdir(parents=True)  # as a killed process leaves it
-    (files.partial / "tmx.lock").touch()
+    (left.parent / "tmx.lock").touch()
     (left / "model-00001-of-00004.safetensors").write_bytes(b"half")
     notes: list[str] = []
-    assert files.merge(notify=notes.append) == files.merge(files.folder / "other")
-    assert any("begins anew" in note and str(files.out) in note for note in notes)
-    assert not files.partial.exists()
+    assert merge(out, notify=notes.append) == merge(tmp_path / "other")
+    assert any("begins anew" in note and str(out) in note for note in notes)
+    assert not left.parent.exists()

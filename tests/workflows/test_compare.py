@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -128,6 +129,21 @@ def test_a_head_that_was_entered_later(builtin, tmp_path):
         assert compare(run, preference, site, reading=CPU).tailored.share == expected
 
 
+def test_the_command_prints_what_json_holds(tmx, kept, site, tmp_path):
+    LIKELY.save(tmp_path / "site.json")
+    given = ("compare", kept, "--preference", tmp_path / "site.json", "--data", site, "--device", "cpu")
+    result, found = tmx(*given), json.loads(tmx(*given, "--json").out)
+    assert (result.code, "warning" in result.err) == (0, False)
+    lines = result.out.splitlines()
+    assert all(len(line) <= 80 for line in lines[1:])  # the first names run and data
+    table = {line[2:34].strip(): line for line in lines if "%" in line and line.startswith("  ")}
+    for row in found["rows"]:
+        star = " *" if row["verdict"] is None else ""
+        line = next(line for start, line in table.items() if start.startswith(row["model"] + star))
+        assert f"{row['accuracy']:.1%}" in line
+    assert all(part in " ".join(result.out.split()) for part in found["summary"])
+
+
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +229,22 @@ def test_three_samples_have_no_verdict(kept, image_run, tmp_path):
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ("{run} --preference {new}/none.json --data {site}", "none.json"),
+        ("{run} --preference {new}/site.json", "Give data"),
+        ("{run} --preference {new}/site.json --data {new}/bare.csv", "bare.csv"),
+        ("{new} --preference {new}/site.json --data {site}", "run.json"),
+    ],
+)
+def test_what_the_command_refuses(tmx, kept, site, tmp_path, arguments, value):
+    (tmp_path / "bare.csv").write_text("text\nhello\n")
+    LIKELY.save(tmp_path / "site.json")
+    result = tmx("compare", *arguments.format(run=kept, site=site, new=tmp_path).split())
+    assert (result.code, result.out, value in result.err) == (2, "", True)
 
 
 def test_labels_that_no_task_has(kept, image_run, tmp_path):

@@ -15,7 +15,6 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.layout import build_layout
 from tunable_magmax.merging.methods import read_options
 
 BASE = {"m.q.weight": (6, 4), "m.q.bias": (6,), "m.k.weight": (4, 4), "m.norm.bias": (4,), "head.weight": (3, 4)}
@@ -99,15 +98,6 @@ def test_one_prefix_more_or_less(tmp_path, names, module, found) -> None:
     assert set(task.parts) == {found or f"{module}.weight"}
 
 
-def test_what_the_base_lacks_is_named(tmp_path) -> None:
-    save_adapter(tmp_path / "adapter", {"m.qq": factors(6, 4, 2, 0), "m.k": factors(4, 4, 2, 1)})
-    task = opened(tmp_path)
-    signatures = [Signature({n: task.tensors[n] for n in BASE}, {}), Signature(task.tensors, {})]
-    with pytest.raises(InputError, match=r"task has, and the base lacks, 'm\.qq\.weight'"):
-        build_layout(signatures, ["base", "task"])
-    assert len(build_layout(signatures, ["base", "task"], exclude=["m.qq.*"]).mergeable) == len(BASE)
-
-
 def test_tied_tensors_are_one(tmp_path) -> None:
     base = Signature({"embed.weight": TensorInfo("embed.weight", "F32", (6, 4))}, {"out.weight": "embed.weight"})
     one = save_adapter(tmp_path / "one", {"out": factors(6, 4, 2, 0)})
@@ -178,12 +168,6 @@ def test_what_is_not_supported_is_named_at_once(tmp_path, config) -> None:
     with pytest.raises(InputError, match=r"adapter_config\.json") as caught:
         opened(tmp_path)
     assert all(key in str(caught.value) for key in config)
-
-
-@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal"])
-def test_starts_that_leave_the_base_alone(tmp_path, start) -> None:
-    configured(tmp_path, init_lora_weights=start, use_dora=False, layer_replication=None, something_new=None)
-    assert list(opened(tmp_path).parts) == ["m.q.weight"]
 
 
 @pytest.mark.parametrize(

@@ -125,17 +125,6 @@ def test_shards_hold_all_in_order_and_no_more_than_they_may(sizes: list[int], li
 # A whole run
 
 
-@pytest.mark.parametrize("name", ["out", "x.safetensors"])
-def test_overwriting(tmp_path: Path, name: str) -> None:
-    out = tmp_path / name
-    write(out, b"o")
-    with pytest.raises(InputError, match=f"{name} already exists: choose another output, or pass overwrite"):
-        write(out, b"n")
-    assert files(tmp_path) == expected(out, b"o")
-    write(out, b"n", overwrite=True)
-    assert files(tmp_path) == expected(out, b"n")
-
-
 def test_sidecars(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"z" * 3_000_000)
     with Output(tmp_path / "out") as output:

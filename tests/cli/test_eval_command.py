@@ -7,10 +7,8 @@ import shutil
 from dataclasses import replace
 
 import labelled_run
-import numpy as np
 import pytest
 
-from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
@@ -79,16 +77,6 @@ def test_a_merge_is_measured_without_being_written(tmx, image_run, site, tmp_pat
     assert "merged in memory by tunable_magmax, scale " in text
 
 
-def test_a_configuration_and_given_checkpoints(tmx, image_run, site, tmp_path):
-    config = tmp_path / "config.yml"
-    models = "\n".join(f"  - model: {image_run.path / name}" for name in labelled_run.TASKS)
-    config.write_text(f"merge_method: magmax\nbase_model: {image_run.path / 'base'}\nmodels:\n{models}\n")
-    by_run = told(tmx, image_run.path, "--method", "magmax", "--data", site)
-    assert by_run["merge"].pop("names") == list(labelled_run.TASKS)
-    by_run["merge"]["names"] = None  # of a configuration that names none
-    assert told(tmx, config, "--data", site) == by_run
-
-
 def test_classes(tmx, image_run, site):
     options = ("--data", site, "--per-class")
     result = tmx("eval", image_run.path / "first", *options, *CPU)
@@ -148,18 +136,6 @@ def test_a_benchmark_in_a_file(tmx, benched, tmp_path):
     (tmp_path / "run.yaml").write_text("- texts")
     result = tmx("eval", benched.path / "first", "--data", tmp_path / "run.yaml", *CPU)
     assert "run.yaml: expected a mapping with the section 'benchmark'" in result.err
-
-
-def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
-    head = load_head(image_run.path / "head.safetensors")
-    model = shutil.copytree(image_run.path / "first", tmp_path / "model")
-    for name in ("config.json", "preprocessor_config.json"):
-        shutil.copy(image_run.path / "base" / name, model / name)
-    save_head(Head.of(head.weight, head.classes, 1.0, np.array([100, 0, 0, 0])), model / "head.safetensors")
-    found = told(tmx, model, "--data", site)
-    assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red
-    several = told(tmx, image_run.path, "--checkpoint", "all", "--data", site, "--head", model / "head.safetensors")
-    assert several["accuracies"]["base"]["right"] == COUNTS["red"]
 
 
 @pytest.mark.parametrize(

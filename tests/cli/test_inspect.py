@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tunable_magmax.checkpoints.checkpoint import PositionedFile
-from tunable_magmax.cli.terminal import table
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows.inspect import inspect_checkpoint, layer_of
 
@@ -72,25 +71,9 @@ def test_a_merge_shows_what_each_task_gave_to_each_layer(tmx, merge):
     assert names.index("layers.1") < names.index("layers.10")
 
 
-def test_json_holds_the_layers(tmx, merge):
-    found = json.loads(tmx("inspect", merge, "--json").out)
-    per_layer = found["merge"]["layers"]
-    assert [sum(layer["counts"][t] for layer in per_layer) for t in range(3)] == found["merge"]["counts"]
-    assert found["merge"]["counts"][2] == 0
-
-
 def test_a_single_merged_file_is_recognised_by_the_report_beside_it(tmx, sequence):
     out = sequence.folder / "merged.safetensors"
     assert tmx("merge", *sequence.arguments, "--method", "average", "-o", out).code == 0
     result = tmx("inspect", out)
     assert "a merge of 3 tasks by average" in result.out
     assert "elements have no owners" in result.out
-
-
-def test_wide_tables_go_on_below_and_nothing_is_lost(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    header = ["layer", "elements", *(f"task {t}" for t in range(1, 51))]
-    lines = table([["a", "5", *map(str, range(1000, 1050))]], header, fixed=2)
-    assert max(map(len, lines)) <= 80
-    words = " ".join(lines).split()
-    assert all(str(n) in words for n in range(1000, 1050))

@@ -120,16 +120,6 @@ def test_unknown_labels_are_named(tmx, run, tmp_path):
     assert result.err == "warning: 1 ('zebra') of 2 labels belong to no task and were left out\n"
 
 
-def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
-    record = json.loads((run / "run.json").read_text())
-    del record["tasks"][1]["profile"]
-    (run / "run.json").write_text(json.dumps(record))
-    result = tmx("prefer", run, "--labels", site / "labels.txt")
-    assert result.code == 2
-    assert "labels needs the tasks' profiles; missing: 'cars'" in result.err
-    assert f"tmx init {run} --data NAME=DATA" in result.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "prepare", "says"),
     [

@@ -7,53 +7,18 @@ import threading
 
 import numpy as np
 import pytest
-from models import tiny
 from PIL import Image
 
 from tunable_magmax.data import images
 from tunable_magmax.data.images import map_in_threads, read_picture
 from tunable_magmax.data.memory import as_inputs
 from tunable_magmax.data.samples import Unreadable
-from tunable_magmax.data.source import open_samples
-
-COUNT = 40
 
 
 def encoded(image, kind="png", **more):
     file = io.BytesIO()
     image.save(file, format=kind, **more)
     return file.getvalue()
-
-
-@pytest.fixture
-def packed(tmp_path):
-    import pyarrow as arrow
-    import pyarrow.parquet as pq
-
-    values = [{"bytes": encoded(tiny.picture((k, 0, 0), k)), "path": None} for k in range(COUNT)]
-    values[7] = None
-    values[8] = {"bytes": None, "path": "gone.png"}
-    kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-    for part in range(2):
-        table = arrow.table({"image": arrow.array(values[part * 20 : part * 20 + 20], kind), "label": [0, 1] * 10})
-        pq.write_table(table, tmp_path / f"train-{part}.parquet", row_group_size=6)
-    return tmp_path
-
-
-@pytest.fixture
-def samples(packed):
-    return open_samples(packed, "train")
-
-
-@pytest.mark.parametrize("positions", [range(COUNT), [0, 5, 6, 19, 20, 39], [7, 8], [39], []])
-def test_any_positions_in_order(samples, positions):
-    found = list(samples.load(positions))
-    assert len(found) == len(positions)
-    for position, image in zip(positions, found, strict=True):
-        if position in (7, 8):
-            assert image == Unreadable(f"train-0.parquet, row {position + 1}", "empty")
-        else:
-            assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((position, 0, 0), position)))
 
 
 def test_threads_keep_the_order_and_stay_near_the_reader():

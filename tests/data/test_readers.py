@@ -182,9 +182,10 @@ def test_a_list_of_labels_without_a_header_loses_none_in_silence(tmp_path):
 
 @pytest.fixture
 def parquet(tmp_path):
-    def make(name, values, labels, label="fine_label", names=("ant", "bee"), column="img"):
-        about = {"info": {"features": {column: {"_type": "Image"}, label: {"names": list(names)}}}}
-        table = arrow.table({column: values, label: labels}).replace_schema_metadata({"huggingface": json.dumps(about)})
+    def make(name, values, labels):
+        about = {"info": {"features": {"img": {"_type": "Image"}, "fine_label": {"names": ["ant", "bee"]}}}}
+        table = arrow.table({"img": values, "fine_label": labels})
+        table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
         pq.write_table(table, tmp_path / name, row_group_size=2)
         return tmp_path / name
 
@@ -199,24 +200,18 @@ def encoded(seed):
 
 def test_parquet_of_images(tmp_path, parquet):
     parquet("train-00000-of-00002.parquet", [encoded(k) for k in range(3)], [0, 1, 0])
-    parquet("train-00001-of-00002.parquet", [encoded(3), {"bytes": b"?", "path": None}], [1, 1])
+    parquet("train-00001-of-00002.parquet", [encoded(3), {"bytes": b"?", "path": None}, None], [1, 1, 0])
     parquet("test-00000-of-00001.parquet", [encoded(9)], [0])
     samples = open_samples(tmp_path, split="train")
-    assert (samples.kind, samples.classes, samples.labels) == ("image", ("ant", "bee"), (0, 1, 0, 1, 1))
-    *read, bad = samples.load([0, 2, 3, 4])
+    assert (samples.kind, samples.classes, samples.labels) == ("image", ("ant", "bee"), (0, 1, 0, 1, 1, 0))
+    *read, bad, none = samples.load([0, 2, 3, 4, 5])
     for image, seed in zip(read, (0, 2, 3), strict=True):
         assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((seed, 0, 0), seed)))
     assert bad == Unreadable("train-00001-of-00002.parquet, row 2", "not an image")
+    assert none == Unreadable("train-00001-of-00002.parquet, row 3", "empty")
     for split in (None, "val"):
         with pytest.raises(InputError, match="train"):
             open_samples(tmp_path, split)
-
-
-def test_parquet_of_texts(parquet):
-    path = parquet("a.parquet", ["hello", "bye"], [1, 0], label="label", column="text")
-    samples = open_samples(path)
-    assert (samples.kind, samples.classes, samples.labels) == ("text", ("ant", "bee"), (1, 0))
-    assert (list(samples.load([1])), open_labels(path)) == (["bye"], ["bee", "ant"])
 
 
 def test_parquet_of_other_programs(tmp_path):

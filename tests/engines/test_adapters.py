@@ -186,18 +186,6 @@ def test_factors_do_not_widen_a_base_of_16_bits(tmp_path) -> None:
     assert raw(load_file(tmp_path / "out.safetensors")) == raw(load_file(tmp_path / "dense.safetensors"))
 
 
-def test_a_factor_of_float64_is_computed_in_float64(tmp_path) -> None:
-    base, pair = {"w.weight": torch.randn(9, 7)}, factors(9, 7, 3, 0, torch.float64)
-    save_file(base, tmp_path / "base.safetensors")
-    save_file({"w.weight": moved(base["w.weight"], pair, 16 / 3)}, tmp_path / "dense.safetensors")
-    save_adapter(tmp_path / "task", {"w": pair})
-    for name, task in (("out", "task"), ("dense-out", "dense.safetensors")):
-        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / task], tmp_path / f"{name}.safetensors", scale=0.7)
-    found = load_file(tmp_path / "out.safetensors")
-    assert found["w.weight"].dtype == torch.float64
-    assert raw(found) == raw(load_file(tmp_path / "dense-out.safetensors"))
-
-
 def test_a_saved_layer_with_factors_on_it(tmp_path) -> None:
     """PEFT saves an adapted head whole as well: the product is added to that, not to the base's."""
     base, saved, pair = {"e.weight": torch.zeros(8, 6)}, torch.randn(8, 6), factors(8, 6, 2, 0)

@@ -53,21 +53,6 @@ def test_every_count_is_what_counting_gives(data):
         assert found.known_by_task[name] == Share(sum(best(row, members) == label for row, label in own), len(own))
 
 
-@given(scored())
-def test_json_holds_every_count(data):
-    scores, labels = data
-    for found in (counted(scores, labels, TASKS), counted(scores, labels)):
-        told = json.loads(json.dumps(found.to_dict()))
-        assert (told["right"], told["samples"], told["level"]) == (found.overall.right, len(labels), 0.95)
-        for name, share in found.by_class.items():
-            row = told["classes"][CLASSES.index(name)]
-            assert (row["name"], row["right"], row["samples"]) == (name, share.right, share.samples)
-            assert row["interval"] == list(share.interval())
-        assert [task["right"] for task in told["tasks"]] == [share.right for share in found.by_task.values()]
-        known = [share.right for share in found.known_by_task.values()]
-        assert [task["known_right"] for task in told["tasks"]] == known
-
-
 def test_tasks_that_share_classes_go_by_the_sample():
     """Domains: every task has all classes, so the label does not tell the task."""
     tasks = {"photo": (0, 1), "sketch": (0, 1)}

@@ -85,20 +85,6 @@ def test_builtin_models_give_the_logits_of_the_written_merge(builtin, tmp_path):
     np.testing.assert_allclose(made[MergeSpec(checkpoint=2)][:, 2:], own.linear.logits(rows), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["frozen", "builtin"])
-def test_filling_a_model_never_changes_another(kind, image_run, builtin):
-    run = Run.open(builtin if kind == "builtin" else image_run.path)
-    with Bench(run, device="cpu") as bench:
-        before = {spec: {n: v.clone() for n, v in bench.models.state(spec).items()} for spec in SPECS}
-        for spec in [*SPECS, *SPECS[::-1]]:
-            bench._fill(spec)
-            for parameter in bench.encoder.module.parameters():
-                assert parameter.isfinite().all()
-        for spec, state in before.items():
-            for name, value in bench.models.state(spec).items():
-                assert value.equal(state[name]), (spec, name)
-
-
 def test_features_are_made_once_and_the_oldest_are_forgotten(image_run, tmp_path, monkeypatch):
     run = Run.open(image_run.path)
     with Bench(run, device="cpu") as bench:
@@ -127,18 +113,6 @@ def test_two_threads_get_what_one_gets(image_run, tmp_path):
             together = list(threads.map(lambda spec: bench.features(spec, data), SPECS))
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_check_stops_it_and_nothing_half_is_kept(image_run, tmp_path):
-    def stop():
-        raise KeyboardInterrupt
-
-    with Bench(Run.open(image_run.path), device="cpu") as bench:
-        data = bench.open("site", open_samples(image_run.pairs(tmp_path / "site", COUNTS)))
-        with pytest.raises(KeyboardInterrupt):
-            bench.features(SPECS[1], data, stop)
-        assert not bench.keeps(SPECS[1], data)
-        assert np.isfinite(bench.features(SPECS[1], data)).all()
 
 
 def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_is_read(image_run, monkeypatch):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 
 import labelled_run
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
@@ -19,7 +16,7 @@ from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.labelled import known_labels, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
-from tunable_magmax.models.prepared import embed_inputs, full_float32
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, find_head
@@ -75,34 +72,6 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
     assert found.matrix.samples == (8, 6)
     assert list(found.matrix.metrics())[-1] == "forward transfer"
     assert [step for step in steps if step[0] == "embedding"][-1] == ("embedding", 42, 42)
-
-
-def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
-    found = evaluate(image_run.path, site, checkpoint=["last", "base"], reading=CPU)
-    assert list(found.accuracies) == ["second", "base"]
-    assert found.matrix is None
-    with pytest.raises(
-        InputError, match=r"no checkpoint 'frist' \(did you mean 'first'\?\); it has base, first, second"
-    ):
-        evaluate(image_run.path, site, checkpoint=["frist"], reading=CPU)
-
-
-def test_a_limit_is_a_fixed_draw(image_run, site):
-    def positions(limit):
-        return label_samples(open_samples(site), tuple(COUNTS)).draw(limit).positions
-
-    assert positions(6) == positions(6)
-    assert len(positions(6)) == 6
-    assert positions(99) == positions(None) == tuple(range(14))
-    found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, max_samples=6))
-    assert found.accuracy.overall.samples == 6
-    with pytest.raises(InputError, match="of which 0 are to be used"):
-        positions(0)
-
-
-def test_float32_means_float32():
-    with torch.autocast("cpu", dtype=torch.bfloat16), full_float32(torch.device("cpu")):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 # -- labels and tasks --------------------------------------------------------------------------------------------------
@@ -169,12 +138,3 @@ def test_unreadable_images(image_run, site):
         found = evaluate(image_run.path / "first", site, reading=CPU)
     assert found.unreadable == 1
     assert found.accuracy.by_class["red"].samples == 4
-
-
-def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
-    run = shutil.copytree(image_run.path, tmp_path / "run")
-    tensors = load_file(run / "second" / "model.safetensors")
-    tensors.pop(sorted(tensors)[0])
-    save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="1 tensors of"):
-        evaluate(run, site, reading=CPU)

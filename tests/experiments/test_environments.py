@@ -54,12 +54,6 @@ def test_a_short_supply_is_told():
     assert len(found.meta) + len(found.rest) == 180
 
 
-def test_shares_of_many_tasks():
-    found = draw_environments(benchmark(10, 30), EnvironmentOptions({}, (1, 10), (42,)))
-    assert [len(one.tasks) for one in found] == [1, 10]
-    assert sorted(found[1].tasks) == list(range(10))
-
-
 @pytest.mark.parametrize("ratio", [(0.5, 0.6), (1.2, -0.2), (0.25,) * 4])
 def test_a_ratio_that_cannot_be(ratio):
     with pytest.raises(InputError, match="D1"):

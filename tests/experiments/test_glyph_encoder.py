@@ -6,7 +6,7 @@ import torch
 
 from tunable_magmax.experiments import glyph_encoder
 from tunable_magmax.experiments.glyph_encoder import glyph_base, glyph_head
-from tunable_magmax.experiments.glyphs import FONTS, SIZE, alphabets, clean_glyphs, glyph_samples
+from tunable_magmax.experiments.glyphs import FONTS, alphabets, clean_glyphs
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.prepared import embed_inputs
 
@@ -27,21 +27,6 @@ def test_one_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     files = [(glyph_base(tmp_path / str(k), seed=seed) / "model.safetensors") for k, seed in enumerate((0, 0, 1))]
     assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
     assert (torch.get_rng_state() == before).all()  # the caller's random numbers are left alone
-
-
-def test_it_loads_like_any_other_and_has_no_pooler(encoder):
-    assert encoder.pooling == "first"
-    assert not any("pooler" in name for name, _ in encoder.module.named_parameters())
-    picture = next(glyph_samples(classes=2, train=1, test=1)[0].load([0]))
-    assert embed_inputs(encoder, [picture]).shape == (1, encoder.dim)
-
-
-def test_its_image_processor_prepares_pictures_as_in_pre_training(encoder):
-    picture = next(glyph_samples(classes=2, train=1, test=1)[0].load([0]))
-    grey = torch.from_numpy(np.array(picture)[:, :, 0])
-    expected = glyph_encoder._pixels(grey[None])
-    assert expected.shape == (1, 3, SIZE, SIZE)
-    torch.testing.assert_close(encoder.prepare_images([picture]), expected)
 
 
 def test_the_head_is_the_mean_of_the_clean_pictures(encoder):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
-import math
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
@@ -24,7 +21,6 @@ from experiments.invented import (
     whole_experiment,
 )
 
-from tunable_magmax.experiments.figures import setting_drawings
 from tunable_magmax.experiments.records import EnvironmentScore, RowRecord
 from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import paired, write_summary
@@ -34,9 +30,7 @@ from tunable_magmax.experiments.tables import (
     accuracy_table,
     differences_table,
     expected_table,
-    headlines,
     overall_tables,
-    paper_table,
 )
 
 RECORDS = whole_experiment()
@@ -63,17 +57,6 @@ def test_means_over_draws_and_deviations_over_seeds() -> None:
             cell = lines(table)[row][column]
             assert cell.value == pytest.approx(100 * statistics.mean(means))
             assert cell.deviation == pytest.approx(100 * statistics.stdev(means))
-
-
-def test_the_best_of_each_column_is_marked_among_rows_measured_everywhere() -> None:
-    lucky = {**ABOVE, "tunable:search@0.5": 0.2}
-    records = [row_record(row, 3, above=lucky) for row in ("magmax@best", "tunable:label@matched")]
-    records.append(row_record("tunable:search@0.5", 3, variants=[42], above=lucky))
-    table = accuracy_table(results_of(records), SETTING)
-    assert lines(table)["magmax@best"]["D1"].deviation is None
-    bold = [line for line in table.markdown().splitlines() if "**" in line]
-    assert [line.split()[1] for line in bold] == ["`tunable:label@matched`"]
-    assert bold[0].count("**") == 12
 
 
 def test_differences_are_of_pairs() -> None:
@@ -137,29 +120,6 @@ def test_what_was_told_beforehand_stands_beside_what_came_out() -> None:
     assert f"{SETTING}: accuracy, base" in table
 
 
-def test_the_papers_numbers_stand_beside_ours() -> None:
-    table = paper_table(results_of([row_record("magmax@0.5", 3), row_record("magmax@0.5", 3, "other/texts-5")]))
-    line = lines(table)["magmax@0.5"]
-    assert [line[f"cifar100-20: {who}"].value for who in ("the paper", "the authors again")] == [77.4, 76.9]
-    assert line[SETTING].value == pytest.approx(68, abs=2)
-    assert "other/texts-5" not in table.columns
-
-
-def test_csv_gives_back_every_number_of_every_table() -> None:
-    awkward = Table("awkward", "a & b", ("`row`", "a_b"), {'"x", y': [Cell(-0.04, 0.5, signed=True)]})
-    assert "| 0.0 ±0.5 |" in awkward.markdown()
-    for table in [awkward, *overall_tables(RESULTS), accuracy_table(RESULTS, SETTING)]:
-        read = list(csv.reader(io.StringIO(table.csv())))[1:]
-        known = {(label, column): [float(number or "nan") for number in numbers] for label, column, *numbers in read}
-        for label, cells in lines(table).items():
-            for column, cell in cells.items():
-                if cell.value is not None:
-                    numbers = (cell.value, cell.deviation, *(cell.interval or (None, None)))
-                    wanted = [math.nan if number is None else number for number in numbers]
-                    np.testing.assert_array_equal(known.pop((label, column.replace("`", ""))), wanted)
-        assert not known
-
-
 def test_reports_are_whole_and_equal_records_give_equal_files(tmp_path: Path) -> None:
     first, again = (
         [
@@ -179,30 +139,12 @@ def test_reports_are_whole_and_equal_records_give_equal_files(tmp_path: Path) ->
     assert text.startswith(f"# {SETTING}\n\nAbout it.")
 
 
-def test_lines_are_told_apart_without_colour() -> None:
-    for drawing in setting_drawings(RESULTS, SETTING):
-        handles, labels = drawing.figure.axes[0].get_legend_handles_labels()
-        curves = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
-        looks = {(str(line.get_marker()), str(line.get_linestyle()), line.get_color()) for line in curves}
-        assert len(looks) == len(labels), drawing.name
-
-
 @pytest.mark.parametrize("records", [[], alpha_records(3)[1:], [row_record("average@1", 3)]])
 def test_little_is_no_trouble(records: list, tmp_path: Path) -> None:
     results = results_of(records)
     for setting in results.settings:
         assert write_setting(results, setting, tmp_path)
     assert all(table.lines for table in overall_tables(results))
-
-
-def test_headlines_say_who_leads() -> None:
-    [line] = headlines(RESULTS)
-    number = r"\d\d\.\d%"
-    assert re.fullmatch(
-        rf"{SETTING}: best joint\+fit\+prior:auto {number}; recommended tailor:auto {number}; "
-        rf"\+\d\.\d \[.*\] over {re.escape(BASE)}: ahead",
-        line,
-    )
 
 
 def test_the_summary_has_the_means_over_seeds(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from tunable_magmax.experiments.config import find_experiment, read_experiment
 from tunable_magmax.experiments.records import append_records, read_records
 from tunable_magmax.experiments.reproduce import missing_jobs, plan_experiment, reproduce
 from tunable_magmax.experiments.seed_jobs import _portable, plan_jobs
-from tunable_magmax.runs.run import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:transport did not converge")  # of so few features
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -46,16 +45,6 @@ def test_every_job_leaves_its_record(done):
         assert set(each.weights) <= {"1", "2"}
         assert each.head in ("fitted", "old")
     assert any(each.expected for name in ("tailor:auto", "tailor:both") for each in rows[name])
-
-
-def test_joint_training_takes_as_many_steps_as_the_sequence(done):
-    root, experiment, _ = done
-    (joint,) = (root / "work" / "toy").glob("joint-*/seed-3")
-    steps = {}
-    for name, run in (("joint", joint), ("sequence", root / "work" / experiment.setting / "seed-3")):
-        steps[name] = [task.training["steps"] for task in Run.open(run).record.tasks]
-    assert len(steps["joint"]) == 1 < len(steps["sequence"])
-    assert sum(steps["joint"]) == sum(steps["sequence"])
 
 
 def test_a_second_call_measures_nothing(done):

@@ -172,28 +172,6 @@ def test_without_matrices_it_is_the_average_to_the_bit() -> None:
 # -- a session --------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_computes_singular_vectors_once_for_tasks_with_a_share(monkeypatch) -> None:
-    calls: list[tuple[int, ...]] = []
-    triples_of = singular.triples_of
-
-    def counted(matrix: torch.Tensor) -> singular.Triples:
-        calls.append(tuple(matrix.shape))
-        return triples_of(matrix)
-
-    monkeypatch.setattr(singular, "triples_of", counted)
-    base, *tasks = ({name: state[name] for name in ("wide", "tall", "bias")} for state in sequence(5))
-    with tmx.MergeSession(base, tasks) as session:
-        assert calls == []
-        session.merge(method="tsv", weights=[0, 1, 0, 0, 1])
-        assert sorted(calls) == [(9, 25)] * 2 + [(12, 30)] * 2
-        session.merge(method="tsv", weights=[0, 3, 0, 0, 1])
-        session.merge(method="magmax")
-        session.merge(method="tsv", weights=[0, 1, 0, 0, 3], scale="matched")
-        assert len(calls) == 4
-        session.merge(method="tsv", weights=[1, 3, 0, 0, 1])
-        assert len(calls) == 6
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.models import prepared as prepared_module
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.prepared import embed_inputs, embed_prepared, prepare
+from tunable_magmax.models.prepared import SMALLEST_PART, embed_inputs, embed_prepared, in_parallel, prepare
 
 IMAGE_KINDS = ["clip", "clip-vision", "siglip", "siglip-vision", "vit"]
 TEXTS = ["hello", "pay my bills", "good bye good bye good bye", "card", "my good bill pay card", "good"]
@@ -120,3 +121,22 @@ def test_embedding_leaves_the_encoder_as_it_was(tmp_path):
     one, other = embed_prepared(encoder, found), embed_prepared(encoder, found)
     assert encoder.module.training
     assert np.array_equal(one, other)
+
+
+def test_parts_of_a_forward_pass_are_in_order_and_each_has_one_thread():
+    def work(rows):
+        return rows, torch.get_num_threads()
+
+    before, told = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        seen = list(in_parallel(work, 5 * SMALLEST_PART + 1, 2 * SMALLEST_PART, torch.device("cpu")))
+        later = threading.Thread(target=lambda: told.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert (torch.get_num_threads(), told) == (2, [2])  # the caller's number is kept
+    finally:
+        torch.set_num_threads(before)
+    assert [row for rows, _ in seen for row in rows] == list(range(5 * SMALLEST_PART + 1))
+    assert {threads for _, threads in seen} == {1}
+    assert max(len(rows) for rows, _ in seen) == SMALLEST_PART

@@ -87,15 +87,6 @@ def test_tasks_that_share_classes_are_told_apart_by_their_look() -> None:
     assert found.weights[1] > 0.9
 
 
-def test_one_seed_one_result() -> None:
-    world = World(5)
-    features, labels = world.profiles(40)
-    target = world.target(9, 6, 0, 0)
-    found = estimate(features, labels, target)
-    assert estimate(features, labels, target) == found
-    assert estimate(features, labels, target, seed=1) != found
-
-
 def test_something_that_no_task_held_is_outside() -> None:
     world = World(6)
     fitted = TaskProbe.fit(*world.profiles(200))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.distances import FeatureMethod, feature_distances, sinkhorn, squared_mmd
+from tunable_magmax.preference.distances import FeatureMethod, sinkhorn, squared_mmd
 from tunable_magmax.preference.preference import Preference
 
 METHODS: list[FeatureMethod] = ["ot", "cosine", "mmd"]
@@ -45,16 +45,6 @@ def test_cost_of_the_plan_equals_pot(regularisation: float, seed: int) -> None:
     found, residual = sinkhorn(cost, regularisation, LONG, 1e-9)
     assert residual <= 1e-9
     assert found == pytest.approx(float((plan * cost).sum()), abs=1e-6)
-
-
-def test_goes_to_exact_transport() -> None:
-    import ot
-
-    cost = cost_of(3)
-    exact = float(ot.emd2([], [], cost))
-    gaps = [sinkhorn(cost, r, LONG, 1e-9)[0] - exact for r in (0.1, 0.01, 1e-3, 1e-4)]
-    assert gaps[0] > gaps[1] > gaps[2] > -1e-6
-    assert abs(gaps[-1]) < 1e-6
 
 
 def test_transport_by_hand() -> None:
@@ -111,15 +101,6 @@ def test_finds_the_tasks_of_the_site_whatever_the_order_and_the_kind_of_array(me
     assert turned.weights[::-1] == pytest.approx(found.weights, abs=1e-12)
     tensors = Preference.from_features([torch.tensor(x) for x in own], [torch.tensor(x) for x in site], method)
     assert tensors.weights == found.weights
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_huge_and_tiny_features_do_not_overflow(method: FeatureMethod) -> None:
-    own, site = example(2)
-    plain = feature_distances(own, site, method, raw=True)
-    for factor in (1e304, 1e-300):
-        scaled = feature_distances([x * factor for x in own], [x * factor for x in site], method, raw=True)
-        assert scaled == pytest.approx(plain, abs=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunable_magmax import merge_checkpoints, merge_state_dicts
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.shares import SitePrior
@@ -138,17 +138,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "site.json"]
 
 
-def test_a_preference_keeps_its_own_copy_of_the_provenance() -> None:
-    source = {"list": [1]}
-    preference = Preference((1,), "x", source)
-    source["list"].append(2)
-    assert preference.provenance == {"list": [1]}
-    assert pickle.loads(pickle.dumps(preference)) == preference
-    assert hash(preference) == hash(Preference((1,), "x"))
-
-
 def test_budget_and_names() -> None:
     assert Preference.from_weights([1, 9]).budget(10) == [1, 9]
     assert Preference.from_alpha(1e-3, 3).budget(100) == [1, 0, 99]  # so peaked that a task gets nothing
     assert Preference.from_alpha(0, 3).budget(7) == [0, 0, 7]
     assert Preference.equal(2).named(["a", "b"]).tasks == ("a", "b")
+
+
+def test_a_merge_takes_its_weights_and_its_scale_from_a_preference(sequence, tmp_path: Path) -> None:
+    base, *tasks = sequence.state_dicts
+    by_hand = merge_state_dicts(base, tasks, weights=[0.75, 0.25, 0]).report
+    assert merge_state_dicts(base, tasks, weights=Preference((3, 1, 0))).report.counts == by_hand.counts
+    scaled = Preference((3, 1, 0), scale=0.5)
+    assert merge_state_dicts(base, tasks, weights=scaled).report.scale == 0.5
+    assert merge_state_dicts(base, tasks, weights=scaled, scale=2).report.scale == 2
+    report = merge_checkpoints(sequence.base, sequence.tasks, tmp_path / "out.safetensors", weights=scaled)
+    assert (report.scale, report.counts) == (0.5, by_hand.counts)

@@ -51,13 +51,6 @@ def test_round_trip() -> None:
             array[0] = 1
 
 
-def test_profiles_of_one_base_and_encoder() -> None:
-    EXAMPLE.require(base="sha256:ba5e", encoder="sha256:00ff")
-    for wanted in ({"base": "x"}, {"encoder": "x"}):
-        with pytest.raises(InputError, match="expected x"):
-            EXAMPLE.require(**wanted)
-
-
 def test_rows_are_a_seeded_draw() -> None:
     rows = choose_rows(2000, 500)
     assert len(set(rows)) == 500

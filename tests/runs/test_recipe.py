@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.recipe import Recipe, read_recipe
+from tunable_magmax.runs.recipe import read_recipe
 
 GOOD = {"base_model": "base", "models": [{"model": "one"}, {"model": "two"}]}
 
@@ -180,11 +180,3 @@ def test_values_by_layer_or_filter_are_refused(tmp_path, key, value):
 @pytest.mark.parametrize("text", ["", "just text", "- a\n- b", "a: [1", "\x00"])
 def test_what_is_not_a_configuration(tmp_path, text):
     assert "merge.yml" in refused(tmp_path, text)
-
-
-def test_with_options():
-    recipe = Recipe(Path("b"), (Path("t"),), {"weights": [1], "seed": 1})
-    assert recipe.with_options(seed=None) == recipe
-    assert recipe.with_options(seed=0).options == {"weights": [1], "seed": 0}
-    assert recipe.with_options(budget=[5]).options == {"budget": [5], "seed": 1}
-    assert recipe.with_options(budget=[5], weights=[2]).options == {"budget": [5], "weights": [2], "seed": 1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,19 +28,6 @@ def profile(task, classes):
     counts = tuple(3 for _ in classes)
     rows = np.ones((2, 4), np.float32)
     return Profile(task, tuple(classes), counts, 6, rows, "sha256:x", "sha256:b", rows, np.array([0, 1]))
-
-
-def test_the_least_that_a_run_says(tmp_path):
-    assert not is_run(tmp_path)
-    run = Run.open(write(tmp_path, {**PLAIN, "more": "is fine"}))
-    assert is_run(tmp_path)
-    assert run.base == tmp_path / "base"
-    assert run.tasks == (tmp_path / "task-1", Path("/elsewhere/task-2"))
-    assert run.checkpoints == {"cats": run.tasks[0], "dogs": run.tasks[1]}
-    assert run.names == ("cats", "dogs")
-    assert run.profiles == (None, None)
-    assert run.classes == {}
-    assert run.head is run.record.benchmark is None
 
 
 def test_profiles_and_a_head_are_registered(tmp_path):

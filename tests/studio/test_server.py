@@ -6,7 +6,6 @@ import io
 import shlex
 import shutil
 import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from runs.keeping import keep_samples
 
 from tunable_magmax import Preference
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, collected_warnings
+from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
@@ -88,26 +87,6 @@ def test_no_samples_to_measure_on_are_refused():
 def test_samples_that_cannot_be_read_are_refused_before_the_page_opens(image_run, tmp_path, name):
     with pytest.raises(InputError, match=r"nope\.csv"):
         Studio(Run.open(image_run.path), tmp_path / "out", StudioOptions(**{name: tmp_path / "nope.csv"}))
-
-
-def test_threads_collect_their_own_warnings():
-    both, found = threading.Barrier(2, timeout=30), {}
-
-    def work(name):
-        with collected_warnings() as texts:
-            both.wait()
-            warnings.warn(name, stacklevel=1)
-            both.wait()
-        found[name] = texts()
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
-    before = warnings.showwarning
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {"one": ["one"], "two": ["two"]}
-    assert warnings.showwarning is before
 
 
 def test_the_latest_request_wins(page):

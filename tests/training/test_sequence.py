@@ -146,22 +146,6 @@ def test_a_changed_base_is_refused(halfway):
         train(config, out)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("run.json", b"{", r"run\.json"),
-        ("training.json", b"{", r"training\.json"),
-        ("config.yaml", b"a: [", r"config\.yaml"),
-        ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors"),
-    ],
-)
-def test_damaged_files_are_named(halfway, name, content, says):
-    config, out = halfway
-    (out / name).write_bytes(content)
-    with pytest.raises(InputError, match=says):
-        train(config, out)
-
-
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

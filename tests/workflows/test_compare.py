@@ -25,7 +25,7 @@ from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import material as site_of_run
 from tunable_magmax.workflows.compare import compare as compare_models
-from tunable_magmax.workflows.compare import compared_rows, least_samples
+from tunable_magmax.workflows.compare import compared_rows
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.options import CompareOptions, InitOptions, Reading, SiteSources, TailorOptions
@@ -185,30 +185,6 @@ def test_rows_hold_exact_tests_corrected_for_their_number():
             assert row.pair.p_value == pytest.approx(expected[row.model])
             assert row.p_value == pytest.approx(corrected[row.model])
             assert (row.verdict != "cannot tell") == (row.p_value <= 0.05)
-
-
-def test_of_equal_models_the_tailored_comes_first_and_then_the_simpler():
-    equal = [first(5, 10)] * 4
-    for place in range(4):
-        rows = compared_rows(models(*equal), place)
-        others = [k for k in range(4) if k != place]
-        assert [row.model for row in rows] == [f"model {k}" for k in (place, *others)]
-
-
-@pytest.mark.parametrize("comparisons", [1, 5, 53])
-def test_fewer_samples_can_never_tell(comparisons):
-    least = least_samples(comparisons)
-    for samples, clear in ((least - 1, False), (least, True)):
-        assert (comparisons * binomtest(samples, samples).pvalue <= 0.05) == clear
-
-
-def test_the_number_that_would_tell_is_enough_and_one(compared):
-    rows = compared_rows(models(first(90), first(88)), 0)
-    assert rows[1].verdict == "cannot tell"
-    assert (needed := rows[1].pair.needed(0.05)) > 100
-    said = [sentence for sentence in replace(compared, rows=rows, samples=100).summary() if "would" in sentence]
-    assert len(said) == 1
-    assert f"about {needed:,} would" in said[0]
 
 
 @pytest.mark.parametrize(("mine", "other"), [(90, 10), (10, 90), (90, 88), (88, 90), (50, 50)])

@@ -70,16 +70,6 @@ def test_configuration_and_tokenizer_go_along(tmx, tmp_path, tensors):
     assert names == {"model.safetensors", "config.json", "tokenizer.json", "vocab.txt"}
 
 
-def test_a_missing_configuration_is_said_where_it_will_be_missed(tmx, tmp_path, tensors):
-    (tmp_path / "old").mkdir()
-    file = tmp_path / "old" / "pytorch_model.bin"
-    torch.save(tensors, file)
-    assert "config.json" in tmx("convert", tmp_path / "old", "-o", tmp_path / "a").out
-    assert "config.json" not in tmx("convert", file, "-o", tmp_path / "c.safetensors").out
-    quiet = tmx("convert", file, "-o", tmp_path / "d", "-q")
-    assert (quiet.out, quiet.err) == ("", "")
-
-
 def test_refusals(tmx, sequence):
     out = sequence.folder / "x"
     for words in (

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 import tunable_magmax as tmx
-from tunable_magmax.preference.preference import Preference
 
 SITE = {"green": 14, "red": 8}
 LABELS = [name for name, count in SITE.items() for _ in range(count)]
@@ -57,12 +56,6 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
     expected = run.prefer(inputs=images).weights
     for same in ([np.asarray(image) for image in images], paths, [Path(path) for path in paths], np.stack(images)):
         assert run.prefer(inputs=same).weights == expected
-
-
-def test_weights_may_be_by_name(text_run):
-    run = tmx.open_run(text_run.path)
-    assert run.prefer(weights={"second": 1}).weights == (0, 1)
-    assert run.merge(weights={"second": 3, "first": 1}).report.budget == run.merge(Preference((1, 3))).report.budget
 
 
 def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):

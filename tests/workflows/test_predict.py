@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +15,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import PredictOptions, Reading, from_flat
-from tunable_magmax.workflows.predict import Prediction, Predictions, load_classifier, predict
+from tunable_magmax.workflows.predict import load_classifier, predict
 
 CPU = PredictOptions(reading=Reading(device="cpu"))
 BIAS = np.array([0.0, 3.0, -2.0, 100.0])
@@ -87,13 +83,6 @@ def test_files_folders_and_order(image_run, model, tmp_path):
     assert by_name["no_suffix"].probability == by_name["site/red/0.png"].probability
 
 
-def test_labels_are_those_that_eval_counts(image_run, tmp_path):
-    data = image_run.pairs(tmp_path / "site", {"red": 3, "blue": 2, "green": 2})
-    found = predict(image_run.path / "first", [data], options=CPU)  # its head is the run's
-    right = sum(Path(one.input).parent.name == one.label for one in found.predictions)
-    assert right == evaluate(image_run.path / "first", data, reading=Reading(device="cpu")).accuracy.overall.right
-
-
 def test_tables_of_texts(text_model, tmp_path):
     (tmp_path / "lines.txt").write_text("hello\n\nmy card\n")
     (tmp_path / "table.csv").write_text("id,query\n7,my card\n")
@@ -151,17 +140,6 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     (data / "red" / "1.png").write_text("?")
     with pytest.raises(InputError, match=r"^none of 2 inputs can be read: .*0\.png \(not an image\), "):
         predict(model, [data], options=CPU)
-
-
-def test_what_is_written():
-    likely = (("cat", 0.75), ("dog, wet", 0.25))
-    found = Predictions("model", "head", (Prediction(likely, "a.csv:1", 'say "hi"\nthere'), Prediction(error="no")))
-    rows = list(csv.reader(io.StringIO(found.to_bytes(".csv").decode(), newline="")))
-    assert rows[0] == ["input", "text", "label", "probability"]
-    assert rows[1:] == [["a.csv:1", 'say "hi"\nthere', "cat", "0.75"], ["", "", "", ""]]
-    lines = [json.loads(line) for line in found.to_bytes(".jsonl").decode().splitlines()]
-    assert lines == found.to_dict()["predictions"]
-    assert lines[0]["top"][1] == {"label": "dog, wet", "probability": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,6 @@ def test_what_is_left_out_is_told(image_run, tmp_path):
     assert found.provenance["samples"] == 4
 
 
-def test_one_sample_is_judged_by_the_old_head(image_run, tmp_path):
-    found = found_for(Run.open(image_run.path), image_run.pairs(tmp_path / "site", {"red": 1}), trials=2)
-    assert found.provenance["log_loss"] + found.provenance["accuracy"] == 1
-
-
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -86,10 +86,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def left_nothing(folder: Path, name: str = "out") -> bool:
-    return not [path for path in folder.iterdir() if path.name.startswith(name) and not path.name.endswith(".log")]
-
-
 # -- the directory ----------------------------------------------------------------------------------------------------
 
 
@@ -379,31 +375,6 @@ def test_a_classifier_without_a_bias_takes_a_fitted_head_too(tmp_path):
 
 def copied(run: LabelledRun, folder: Path) -> LabelledRun:
     return LabelledRun(shutil.copytree(run.path, folder), run.kind)
-
-
-def test_kept_samples_of_another_run_are_refused(kept_run, tmp_path):
-    run = copied(kept_run, tmp_path / "run")
-    record = json.loads((run.path / "run.json").read_text())
-    first, second = record["tasks"]
-    first["kept"], second["kept"] = second["kept"], first["kept"]
-    (run.path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="not the samples of first"):
-        made(run, SiteSources(equal=True), tmp_path / "out")
-    assert left_nothing(tmp_path)
-
-
-def test_pictures_that_cannot_be_read(kept_run, site, tmp_path):
-    shutil.copytree(site[0].inputs, tmp_path / "broken")
-    files = sorted((tmp_path / "broken").iterdir())
-    for file in files[:2]:
-        file.write_bytes(b"no picture")
-    found = made(kept_run, SiteSources(inputs=tmp_path / "broken"), tmp_path / "out")
-    assert any("2 of 24 samples could not be read" in text for text in found.record.warnings)
-    for file in files:
-        file.write_bytes(b"no picture")
-    with pytest.raises(InputError, match="24 of 24 samples cannot be read"):
-        made(kept_run, SiteSources(inputs=tmp_path / "broken"), tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from models import tiny
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax
@@ -19,38 +20,13 @@ from tunable_magmax.workflows.verify import verify_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
 
-TEXT = {"vocab_size": 16, "max_position_embeddings": 12}
-SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
-DISTIL = {"dim": 8, "hidden_dim": 12, "n_layers": 1, "n_heads": 2}
-IMAGE = {"image_size": 16, "patch_size": 8}
-KINDS = {
-    "bert": (transformers.BertConfig, {**TEXT, **SIZES}, "BertModel", "BertForSequenceClassification"),
-    "distilbert": (
-        transformers.DistilBertConfig,
-        {**TEXT, **DISTIL},
-        "DistilBertModel",
-        "DistilBertForSequenceClassification",
-    ),
-    "roberta": (transformers.RobertaConfig, {**TEXT, **SIZES}, "RobertaModel", "RobertaForSequenceClassification"),
-    "vit": (transformers.ViTConfig, {**IMAGE, **SIZES}, "ViTModel", "ViTForImageClassification"),
-    "deit": (transformers.DeiTConfig, {**IMAGE, **SIZES}, "DeiTModel", "DeiTForImageClassification"),
-}
+KINDS = ("bert", "distilbert", "roberta", "vit", "deit")
 LABELS = (("cat", "dog"), ("saw", "nail", "file"))
 
 
-def saved(kind: str, folder: Path, labels: tuple[str, ...] | None, seed: int, architecture: str | None = None) -> Path:
+def saved(kind: str, folder: Path, *given: object) -> Path:
     """A random model as transformers saves it: bare without labels."""
-    config_class, options, bare, headed = KINDS[kind]
-    named = (
-        {}
-        if labels is None
-        else {"id2label": dict(enumerate(labels)), "label2id": {n: k for k, n in enumerate(labels)}}
-    )
-    torch.manual_seed(seed)
-    model = getattr(transformers, architecture or (bare if labels is None else headed))(
-        config_class(**options, **named)
-    )
-    model.save_pretrained(folder)
+    tiny.classifier(kind, *given).save_pretrained(folder)
     return folder
 
 
@@ -84,7 +60,7 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     out = tmp_path / "out"
     report = merge_checkpoints(base, tasks, out, weights=[3, 1], scale=1)
     model = loaded(out)
-    assert type(model).__name__ == KINDS[kind][3]
+    assert config(out)["architectures"] == config(tasks[0])["architectures"]
     assert model.config.id2label == dict(enumerate([*LABELS[0], *LABELS[1]]))
     assert model.config.num_labels == 5
     last = "classifier.out_proj" if kind == "roberta" else "classifier"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from random import Random
 from typing import Any
@@ -30,7 +29,7 @@ def values(random: Random) -> Any:
     if kind == 6:
         return [values(random) for _ in range(random.randrange(4))]
     nested: Any = random.choice(WHOLE[:4])
-    for _ in range(random.choice((1, 2, 3, 90, 150, 990, 3000))):
+    for _ in range(random.choice((1, 2, 3, 90, 150))):
         nested = [nested] if random.random() < 0.5 else {random.choice(TEXTS[11:16]): nested}
     return nested
 
@@ -55,29 +54,14 @@ def change(content: Any, random: Random) -> Any:
         del node[key]
     elif action == 5:
         other, there = random.choice(places)
-        node[key] = (
-            _copied(other[there]) if there in (other if isinstance(other, dict) else range(len(other))) else None
-        )
+        node[key] = json.loads(json.dumps(other[there]))
     elif isinstance(node, dict):
         node[random.choice(TEXTS)] = node.pop(key) if action == 6 else values(random)
     else:
-        node.insert(random.randrange(len(node) + 1), _copied(node[key]) if action == 6 else values(random))
+        node.insert(
+            random.randrange(len(node) + 1), json.loads(json.dumps(node[key])) if action == 6 else values(random)
+        )
     return content
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except RecursionError:
-        return None
-
-
-def as_json(content: Any) -> bytes:
-    """Writes a value as JSON, however deep it is."""
-    try:
-        return json.dumps(content).encode()
-    except RecursionError:
-        return b'{"a":' * 3000 + b"1" + b"}" * 3000
 
 
 def bytes_changed(content: bytes, random: Random) -> bytes:
@@ -106,7 +90,7 @@ def changed_json(content: Any, random: Random) -> bytes:
     """Returns a JSON file made of `content` with one to three changes; one in five in its bytes."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         content = change(content, random)
-    text = as_json(content)
+    text = json.dumps(content).encode()
     return bytes_changed(text, random) if random.random() < 0.2 else text
 
 

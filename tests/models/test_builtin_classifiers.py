@@ -19,37 +19,14 @@ from tunable_magmax.models.prepared import embed_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
 
-SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-TEXT = {"vocab_size": 16, "max_position_embeddings": 24, **SIZES}
-IMAGE = {"image_size": 16, "patch_size": 8, **SIZES}
-DISTIL = {"vocab_size": 16, "max_position_embeddings": 24, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-KINDS = {
-    "bert": TEXT,
-    "distilbert": DISTIL,
-    "roberta": TEXT,
-    "electra": {**TEXT, "embedding_size": 16},
-    "deberta": {**TEXT, "pooler_hidden_size": 16},
-    "vit": IMAGE,
-    "deit": IMAGE,
-    "gpt2": {"vocab_size": 16, "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2, **TOKENS},
-    "llama": {**TEXT, "num_key_value_heads": 2, **TOKENS},
-    "modernbert-decoder": {**TEXT, **TOKENS},
-}
+KINDS = tiny.CLASSIFIERS
 DECODERS = ("gpt2", "llama", "modernbert-decoder")
 BYPASSED = ("bert", "distilbert", "roberta", "electra", "deberta")
-LABELS = {0: "cat", 1: "dog", 2: "owl"}
+LABELS = ("cat", "dog", "owl")
 
 
-def saved(kind: str, folder: Path, **options) -> Path:
-    torch.manual_seed(sum(map(ord, kind)))
-    config = transformers.AutoConfig.for_model(
-        kind, **KINDS[kind], **options, id2label=LABELS, label2id={name: k for k, name in LABELS.items()}
-    )
-    named = {"vit": "ViT", "deit": "DeiT"}
-    task = f"{named[kind]}ForImageClassification" if kind in named else "AutoModelForSequenceClassification"
-    model = getattr(transformers, task)
-    return tiny.save(model(config) if kind in named else model.from_config(config), folder)
+def saved(kind: str, folder: Path) -> Path:
+    return tiny.save(tiny.classifier(kind, LABELS, sum(map(ord, kind))), folder)
 
 
 def batch(encoder: BuiltinEncoder, count: int = 12) -> dict[str, torch.Tensor]:
@@ -95,7 +72,7 @@ def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
     assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
     assert encoder.views[0].bias == (kind not in DECODERS)
     assert encoder.why_not is None
-    assert encoder.labels == tuple(LABELS.values())
+    assert encoder.labels == LABELS
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])

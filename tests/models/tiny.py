@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
-}
-TEXT = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 16,
-    "max_position_embeddings": 12,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+PATCHES = {"image_size": 16, "patch_size": 8}
+PLACES = {"vocab_size": 16, "max_position_embeddings": 24}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+VISION = {**SIZES, "num_hidden_layers": 2, **PATCHES}
+TEXT = {**SIZES, "num_hidden_layers": 2, "vocab_size": 16, "max_position_embeddings": 12, **TOKENS}
+TEXTS, IMAGES = {**SIZES, **PLACES}, {**SIZES, **PATCHES}
+CLASSIFIERS = {
+    "bert": TEXTS,
+    "distilbert": {**PLACES, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2},
+    "roberta": TEXTS,
+    "electra": {**TEXTS, "embedding_size": 16},
+    "deberta": {**TEXTS, "pooler_hidden_size": 16},
+    "vit": IMAGES,
+    "deit": IMAGES,
+    "gpt2": {"vocab_size": 16, "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2, **TOKENS},
+    "llama": {**TEXTS, "num_key_value_heads": 2, **TOKENS},
+    "modernbert-decoder": {**TEXTS, **TOKENS},
 }
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "good", "bye", "pay", "my", "bill", "##s", "card")
 PIXELS = {
@@ -55,6 +56,23 @@ def build(kind: str):
         "bert": lambda: tf.BertModel(tf.BertConfig(**TEXT)),
         "bert-masked": lambda: tf.BertForMaskedLM(tf.BertConfig(**TEXT)),
     }[kind]().eval()
+
+
+def classifier(kind: str, labels: Sequence[str] | None, seed: int = 0, architecture: str | None = None):
+    """A random classifier with these labels; without labels, the bare model."""
+    import transformers as tf
+
+    ids = (
+        {}
+        if labels is None
+        else {"id2label": dict(enumerate(labels)), "label2id": {n: k for k, n in enumerate(labels)}}
+    )
+    config = tf.AutoConfig.for_model(kind, **CLASSIFIERS[kind], **ids)
+    torch.manual_seed(seed)
+    images = {"vit": "ViTForImageClassification", "deit": "DeiTForImageClassification"}
+    if named := architecture or (labels and images.get(kind)):
+        return getattr(tf, named)(config)
+    return (tf.AutoModelForSequenceClassification if labels else tf.AutoModel).from_config(config)
 
 
 def save(model, folder: Path, companions: bool = True) -> Path:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tunable_magmax.errors import InputError, TmxError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes, TensorPlace
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
 
@@ -202,17 +202,14 @@ class TunableMagmax(Method):
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def decide(self, merged: MergedElements) -> None:
-        budget = self.options.budget
-        if budget is not None and sum(budget) != merged.elements:
-            raise InputError(f"the budget sums to {sum(budget):,}, but {merged.elements:,} elements are merged")
-        groups = _groups(merged.places, self.options.scope)
-        budgets = [
-            list(budget) if budget is not None else split(self._proportions, sum(place.size for place in group))
-            for group in groups
-        ]
-        self.budget = tuple(sum(each) for each in zip(*budgets, strict=True)) or (0,) * self.tasks
-        owners = merged.assign(_numbers(groups), budgets, self._rows, self.options.seed)
-        self._owned = {place.tensor: own.rows for group, own in zip(groups, owners, strict=True) for place in group}
+        budget, groups = self.options.budget, merged.groups(self.options.scope)
+        elements = sum(group.elements for group in groups)
+        if budget is not None and sum(budget) != elements:
+            raise InputError(f"the budget sums to {sum(budget):,}, but {elements:,} elements are merged")
+        budgets = [self.expected_budget(group.elements) for group in groups]
+        self.budget = tuple(map(sum, zip(*budgets, strict=True))) or (0,) * self.tasks
+        owners = merged.assign(groups, budgets, self._rows, self.options.seed)
+        self._owned = {tensor: own.rows for group, own in zip(groups, owners, strict=True) for tensor in group.tensors}
         self.leftovers = sum(own.leftovers for own in owners)
 
     def combine_all(
@@ -225,15 +222,6 @@ class TunableMagmax(Method):
     ) -> list[Counts]:
         assert planes is not None
         return kernels.gather(chunks, [self._owned[tensor] for tensor in tensors], planes, outs)
-
-
-def _groups(places: Sequence[TensorPlace], scope: str | None) -> list[list[TensorPlace]]:
-    """Returns which of the merged tensors share a budget: all, or each has its own."""
-    return [list(places)] if scope == "model" else [[place] for place in places]
-
-
-def _numbers(groups: Sequence[Sequence[TensorPlace]]) -> list[list[int]]:
-    return [[place.tensor for place in group] for group in groups]
 
 
 class Magmax(Method):
@@ -315,15 +303,14 @@ class Ties(TaskArithmetic):
     counts_magnitudes = True
 
     def decide(self, merged: MergedElements) -> None:
-        densities, groups = self.options.densities(self.tasks), _groups(merged.places, self.options.scope)
+        densities, groups = self.options.densities(self.tasks), merged.groups(self.options.scope)
         least = 1 if self.options.scope == "tensor" else 0  # of each tensor something, as mergekit does it
-        sizes = [sum(place.size for place in group) for group in groups]
         wanted = [
             [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters]
-            for size in sizes
+            for size in (group.elements for group in groups)
         ]
-        cuts = merged.largest(self.voters, _numbers(groups), wanted, self.options.seed)
-        self._cuts = {place.tensor: own for group, own in zip(groups, cuts, strict=True) for place in group}
+        cuts = merged.largest(self.voters, groups, wanted, self.options.seed)
+        self._cuts = {tensor: own for group, own in zip(groups, cuts, strict=True) for tensor in group.tensors}
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         factors = [self.factors()[t] for t in self.voters]

@@ -8,7 +8,7 @@ What a `Part` answers can be added up over threads and machines.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -135,21 +135,22 @@ LEAST_BITS, MOST_BITS = 11, 16
 
 
 @dataclass(frozen=True, slots=True)
-class EqualScan:
-    """Asks for the keys of a task's elements of one magnitude, in one group of tensors."""
+class Group:
+    """Merged tensors, by number, that share a budget or quota, and how many elements they have."""
 
-    group: int
+    tensors: tuple[int, ...]
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class EqualScan:
+    """Asks for the keys of a task's elements of one magnitude, in a group."""
+
+    group: Group
     task: int
     magnitude: float
-    lottery_state: int
     low: int
     high: int
-
-
-Groups = Sequence[Sequence[int]]
-"""Groups of merged tensors, by number."""
-Quota = tuple[tuple[int, ...], tuple[int, ...]]
-"""The tensors of a group, and its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class MergedElements:
     """The merged elements of all tensors: what a method may ask about them before the first one is merged.
 
     They are in parts, here or on workers, each of some tensors: `holder` says which part has which, `ask` sends calls
-    to them. `places` are the merged tensors; with `wide`, one is float64, and magnitudes are compared as float64.
+    to them. With `wide`, a merged tensor is float64, and magnitudes are compared as float64.
     """
 
     def __init__(
@@ -187,37 +188,41 @@ class MergedElements:
         holder: Mapping[int, int],
         ask: Callable[[Sequence[Call]], list[Any]],
     ) -> None:
-        self.places, self.wide = places, wide
+        self._sizes, self._wide = {place.tensor: place.size for place in places}, wide
         self._holder, self._ask = holder, ask
 
-    @property
-    def elements(self) -> int:
-        """d, the number of merged elements."""
-        return sum(place.size for place in self.places)
+    def groups(self, scope: str | None) -> list[Group]:
+        """Returns which of the merged tensors share a budget: all, or each has its own."""
+        if scope == "model":
+            return [Group(tuple(self._sizes), sum(self._sizes.values()))]
+        return [Group((tensor,), size) for tensor, size in self._sizes.items()]
 
-    def assign(self, groups: Groups, budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int) -> list[Owners]:
+    def assign(
+        self, groups: Sequence[Group], budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int
+    ) -> list[Owners]:
         """Gives each task exactly its budget of each group's elements; budgets are [groups, tasks].
 
         Groups of which one part has all tensors are left to that part.
         """
-        quotas: list[Quota] = [(tuple(group), tuple(own)) for group, own in zip(groups, budgets, strict=True)]
-        holders = [sorted({self._holder[tensor] for tensor in group}) for group in groups]
-        alone: dict[int, list[int]] = {}
-        for number, own in enumerate(holders):
-            if len(own) == 1:
-                alone.setdefault(own[0], []).append(number)
-        calls = [Call(part, "assign", ([quotas[n] for n in own], rows, seed)) for part, own in alone.items()]
         owners: dict[int, Owners] = {}
+        alone: dict[int, list[int]] = defaultdict(list)
+        for number, group in enumerate(groups):
+            parts = sorted({self._holder[tensor] for tensor in group.tensors})
+            if len(parts) == 1:
+                alone[parts[0]].append(number)
+            else:
+                [owners[number]] = assign_owners(self._step(parts, group), rows, [budgets[number]], seed)
+        calls = [
+            Call(part, "assign", ([groups[n] for n in own], [budgets[n] for n in own], rows, seed))
+            for part, own in alone.items()
+        ]
         for own, answer in zip(alone.values(), self._ask(calls), strict=True):
             owners |= dict(zip(own, answer, strict=True))
-        for number, (tensors, budget) in enumerate(quotas):
-            if number not in owners:
-                [owners[number]] = assign_owners(self._step(holders[number], tensors), rows, [budget], seed)
         return [owners[number] for number in range(len(groups))]
 
-    def _step(self, parts: Sequence[int], tensors: tuple[int, ...]) -> Step:
+    def _step(self, parts: Sequence[int], group: Group) -> Step:
         def step(name: str, *arguments: int) -> list[Any]:
-            return self._ask([Call(part, "plane_step", (tensors, name, arguments)) for part in parts])
+            return self._ask([Call(part, "plane_step", (group, name, arguments)) for part in parts])
 
         return step
 
@@ -225,7 +230,7 @@ class MergedElements:
         return self._ask([Call(part, name, arguments) for part in sorted(set(self._holder.values()))])
 
     def largest(
-        self, tasks: Sequence[int], groups: Groups, wanted: Sequence[Sequence[int]], seed: int
+        self, tasks: Sequence[int], groups: Sequence[Group], wanted: Sequence[Sequence[int]], seed: int
     ) -> list[list[Cut]]:
         """Returns the cuts [groups, tasks] that keep the `wanted` [groups, tasks] elements of largest magnitude."""
         step = max(1, COUNT_BYTES // (len(tasks) * 8 << LEAST_BITS)) if tasks else 1
@@ -235,12 +240,12 @@ class MergedElements:
             cuts += self._cuts(tasks, groups[batch], np.array(wanted[batch], np.int64), seed)
         return cuts
 
-    def _cuts(self, tasks: Sequence[int], groups: Groups, wanted: NDArray[np.int64], seed: int) -> list[list[Cut]]:
+    def _cuts(self, tasks: Sequence[int], groups: Sequence[Group], wanted: Ints, seed: int) -> list[list[Cut]]:
         """Finds the magnitude of the last element that is kept digit by digit, and of equal ones the last key."""
         prefixes, left = np.zeros_like(wanted), wanted.copy()
         equal = np.zeros_like(wanted)
-        for digit in digits(63 if self.wide else 31, COUNT_BYTES // max(8, 8 * wanted.size)):
-            answers = self._ask_all("count_magnitudes", groups, tasks, prefixes, digit, self.wide)
+        for digit in digits(63 if self._wide else 31, COUNT_BYTES // max(8, 8 * wanted.size)):
+            answers = self._ask_all("count_magnitudes", groups, tasks, prefixes, digit, self._wide)
             counts = sum(answers, np.zeros((*wanted.shape, 1 << digit[1]), np.int64))
             from_top = counts[..., ::-1].cumsum(axis=-1)
             place = (from_top < left[..., None]).sum(axis=-1, keepdims=True)
@@ -248,45 +253,26 @@ class MergedElements:
             equal = np.take_along_axis(counts[..., ::-1], place, -1)[..., 0]
             left -= above[..., 0]
             prefixes = (prefixes << digit[1]) + (counts.shape[-1] - 1 - place[..., 0])
-        codes = prefixes.astype(np.int64 if self.wide else np.int32)
-        magnitudes = codes.view(np.float64 if self.wide else np.float32).astype(np.float64)
+        codes = prefixes.astype(np.int64 if self._wide else np.int32)
+        magnitudes = codes.view(np.float64 if self._wide else np.float32).astype(np.float64)
+        keys = np.full_like(wanted, MASK, dtype=np.uint64)
         # Of equal magnitudes all are kept, or those with the smallest keys; zeros are nothing, kept or not.
         undecided = np.argwhere((left > 0) & (left < equal) & (magnitudes > 0)).tolist()
-        searches = [(g, k, int(left[g, k]), int(equal[g, k]), float(magnitudes[g, k])) for g, k in undecided]
-        keys = self._last_keys(tasks, groups, searches, seed)
-        return [
-            [
-                Cut(float(magnitudes[g, k]), keys.get((g, k), MASK)) if wanted[g, k] else Cut(np.inf, 0)
-                for k in range(len(tasks))
+        wider = {(g, k): iter(windows(int(left[g, k]), int(equal[g, k]))) for g, k in undecided}
+        while wider:
+            scans = [
+                EqualScan(groups[g], tasks[k], float(magnitudes[g, k]), *next(window))
+                for (g, k), window in wider.items()
             ]
-            for g in range(len(groups))
-        ]
-
-    def _last_keys(
-        self,
-        tasks: Sequence[int],
-        groups: Groups,
-        searches: Sequence[tuple[int, int, int, int, float]],
-        seed: int,
-    ) -> dict[tuple[int, int], int]:
-        """Returns the key of the last element kept among those of one magnitude, by group and task.
-
-        A search is a group, a task's place in `tasks`, how many are kept of how many, and their magnitude.
-        """
-        wider = {(g, k): iter(windows(n, held)) for g, k, n, held, _ in searches}
-        last: dict[tuple[int, int], int] = {}
-        while todo := [search for search in searches if search[:2] not in last]:
-            scans = []
-            for g, k, _, _, magnitude in todo:
-                state = lottery_state(seed, TIES_CUT, tasks[k] + 1)
-                scans.append(EqualScan(g, tasks[k], magnitude, state, *next(wider[g, k])))
-            answers = zip(*self._ask_all("scan_equal", groups, scans), strict=True)
-            for (g, k, n, _, _), scan, (below, keys) in zip(todo, scans, map(added, answers), strict=True):
-                if n == below:
-                    last[g, k] = scan.low - 1
-                elif 0 < n - below <= len(keys):
-                    last[g, k] = nth_smallest(keys, n - below)
-        return last
+            found = map(added, zip(*self._ask_all("scan_equal", scans, seed), strict=True))
+            for (g, k), scan, (below, listed) in zip(list(wider), scans, found, strict=True):
+                n = int(left[g, k]) - below
+                if 0 <= n <= len(listed):
+                    keys[g, k] = nth_smallest(listed, n) if n else scan.low - 1
+                    del wider[g, k]
+        magnitudes[wanted == 0] = np.inf
+        pairs = zip(magnitudes.tolist(), keys.tolist(), strict=True)
+        return [[Cut(*pair) for pair in zip(values, last, strict=True)] for values, last in pairs]
 
 
 class Part:
@@ -301,68 +287,76 @@ class Part:
     ) -> None:
         self._kernels, self._planes, self._walk, self._each = kernels, planes, walk, each
         self._places = {place.tensor: place for place in places}
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self._plane_groups: dict[Group, Any] = {}
 
-    def assign(self, quotas: Sequence[Quota], rows: PlaneRows, seed: int) -> list[Owners]:
+    def assign(
+        self, groups: Sequence[Group], budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int
+    ) -> list[Owners]:
         """Assigns the elements of groups of tensors that are here entirely."""
         assert self._planes is not None
-        groups = [[self._places[k] for k in tensors] for tensors, _ in quotas]
-        return self._kernels.assign(self._planes, groups, [budget for _, budget in quotas], rows, seed, self._each)
+        return self._kernels.assign(
+            self._planes, [self._here(group) for group in groups], budgets, rows, seed, self._each
+        )
 
-    def plane_step(self, tensors: tuple[int, ...], name: str, arguments: tuple[int, ...]) -> Any:
+    def plane_step(self, group: Group, name: str, arguments: tuple[int, ...]) -> Any:
         """Does a step of an assignment that is made elsewhere: one of the operations of `Step`."""
-        if tensors not in self._groups:
+        if group not in self._plane_groups:
             assert self._planes is not None
-            places = [self._places[k] for k in tensors if k in self._places]
-            self._groups[tensors] = self._kernels.plane_group(self._planes, places, self._each)
-        return getattr(self._groups[tensors], name)(*arguments)
+            self._plane_groups[group] = self._kernels.plane_group(self._planes, self._here(group), self._each)
+        return getattr(self._plane_groups[group], name)(*arguments)
 
     def count_magnitudes(
-        self, groups: Groups, tasks: Sequence[int], prefixes: NDArray[np.int64], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
+        self, groups: Sequence[Group], tasks: Sequence[int], prefixes: Ints, digit: tuple[int, int], wide: bool
+    ) -> Ints:
         """Counts elements by a digit (shift, bits) of their magnitude, [groups, tasks, 2**bits].
 
         Elements count whose higher digits are the prefix [groups, tasks].
         """
         counts = np.zeros((*prefixes.shape, 1 << digit[1]), np.int64)
-        group_of = {tensor: g for g, tensors in enumerate(groups) for tensor in tensors}
-
+        group_of = {tensor: g for g, group in enumerate(groups) for tensor in group.tensors}
         alone = Lock()  # those who wait to be added up would take more memory than there is for counts
 
-        def work(bounds: TensorRange, chunk: Chunk) -> None:
-            group = group_of[bounds.place.tensor]
+        def work(tensor: int, chunk: Chunk) -> None:
+            group = group_of[tensor]
             found = self._kernels.count_magnitudes(chunk, tasks, prefixes[group].tolist(), digit, wide)
             with alone:
                 counts[group] += found
 
-        deque(self._walk(_one_after_the_other(work), self._here(groups), lambda bounds: tasks), maxlen=0)
+        deque(self._over(groups, work, lambda tensor: tasks), maxlen=0)
         return counts
 
-    def scan_equal(self, groups: Groups, scans: Sequence[EqualScan]) -> list[tuple[int, Keys]]:
+    def scan_equal(self, scans: Sequence[EqualScan], seed: int) -> list[tuple[int, Keys]]:
         """Answers scans: how many keys are below the window, and those inside."""
-        group_of = {tensor: g for g, tensors in enumerate(groups) for tensor in tensors}
-        of_group = {g: [n for n, scan in enumerate(scans) if scan.group == g] for g in range(len(groups))}
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for n, scan in enumerate(scans):
+            for tensor in scan.group.tensors:
+                wanted[tensor].append(n)
         answers: list[list[tuple[int, Keys]]] = [[] for _ in scans]
 
-        def numbers(bounds: TensorRange) -> list[int]:
-            return of_group[group_of[bounds.place.tensor]]
+        def scan_one(chunk: Chunk, scan: EqualScan) -> tuple[int, Keys]:
+            state = lottery_state(seed, TIES_CUT, scan.task + 1)
+            return self._kernels.scan_equal(chunk, scan.task, scan.magnitude, state, scan.low, scan.high)
 
-        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Keys]]:
-            return [
-                self._kernels.scan_equal(chunk, scan.task, scan.magnitude, scan.lottery_state, scan.low, scan.high)
-                for scan in (scans[n] for n in numbers(bounds))
-            ]
+        def work(tensor: int, chunk: Chunk) -> list[tuple[int, Keys]]:
+            return [scan_one(chunk, scans[n]) for n in wanted[tensor]]
 
-        asked = [groups[g] if own else () for g, own in of_group.items()]
-        tasks = lambda bounds: [scans[n].task for n in numbers(bounds)]  # noqa: E731
-        for bounds, found in self._walk(_one_after_the_other(work), self._here(asked), tasks):
-            for n, answer in zip(numbers(bounds), found, strict=True):
+        groups = dict.fromkeys(scan.group for scan in scans)
+        for tensor, found in self._over(groups, work, lambda tensor: [scans[n].task for n in wanted[tensor]]):
+            for n, answer in zip(wanted[tensor], found, strict=True):
                 answers[n].append(answer)
         return [added(found) for found in answers]
 
-    def _here(self, groups: Groups) -> list[TensorPlace]:
-        return [self._places[k] for group in groups for k in group if k in self._places]
+    def _over(
+        self, groups: Iterable[Group], work: Callable[[int, Chunk], Any], tasks: Callable[[int], Sequence[int]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Applies `work` to each chunk of some groups' tensors, with the values of those tasks; yields the results."""
 
+        def work_on_all(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[Any]:
+            return [work(bounds.place.tensor, chunk) for bounds, chunk in zip(ranges, chunks, strict=True)]
 
-def _one_after_the_other(work: Callable[[TensorRange, Chunk], Any]) -> Callable[..., list[Any]]:
-    return lambda ranges, chunks: [work(bounds, chunk) for bounds, chunk in zip(ranges, chunks, strict=True)]
+        places = [place for group in groups for place in self._here(group)]
+        for bounds, result in self._walk(work_on_all, places, lambda bounds: tasks(bounds.place.tensor)):
+            yield bounds.place.tensor, result
+
+    def _here(self, group: Group) -> list[TensorPlace]:
+        return [self._places[tensor] for tensor in group.tensors if tensor in self._places]

@@ -169,36 +169,38 @@ def count_common(plane, free):
 
 
 @compiled()
-def scan_keys(plane, free, won, runs, lottery_state, window, found):
+def scan_keys(plane, free, won, first_word, tensors, lottery_state, window, found):
     """Draws a lottery number for each free candidate: below the window wins, inside it is kept for the threshold.
 
-    The planes are slices of equal length; run r covers words starts[r]:stops[r] of them and its first element has
-    index elements[r]. Returns (winners, undecided); undecided numbers and slots (bit positions in the slice) go to
-    `found` as far as it has room: the caller makes more and calls again if `undecided` exceeds it.
+    The planes are slices of equal length that begin at a word of the whole; `tensors` are the first word and the first
+    element index of each, in order. Returns (winners, undecided); undecided numbers and slots (bit positions in the
+    slice) go to `found` as far as it has room: the caller makes more and calls again if `undecided` exceeds it.
     """
-    starts, stops, elements = runs
+    starts, elements = tensors
     low, high = window
     keys, slots = found
     winners = 0
     undecided = 0
-    for r in range(starts.shape[0]):
-        for w in range(starts[r], stops[r]):
-            candidates = plane[w] & free[w]
-            taken = np.uint64(0)
-            first = elements[r] + np.uint64((w - starts[r]) * WORD)
-            while candidates:
-                j = trailing_zeros(candidates)
-                candidates &= candidates - ONE
-                number = ticket(lottery_state, first + j)
-                wins = number < low
-                taken |= np.uint64(wins) << j  # no branch: a coin toss cannot be predicted
-                if number - low <= high - low:
-                    if undecided < keys.shape[0]:
-                        keys[undecided] = number
-                        slots[undecided] = np.uint64(w * WORD) + j
-                    undecided += 1
-            won[w] = taken
-            winners += ones(taken)
+    tensor = 0
+    for w in range(plane.shape[0]):
+        while tensor + 1 < starts.shape[0] and starts[tensor + 1] <= first_word + w:
+            tensor += 1
+        first = elements[tensor] + np.uint64((first_word + w - starts[tensor]) * WORD)
+        candidates = plane[w] & free[w]
+        taken = np.uint64(0)
+        while candidates:
+            j = trailing_zeros(candidates)
+            candidates &= candidates - ONE
+            number = ticket(lottery_state, first + j)
+            wins = number < low
+            taken |= np.uint64(wins) << j  # no branch: a coin toss cannot be predicted
+            if number - low <= high - low:
+                if undecided < keys.shape[0]:
+                    keys[undecided] = number
+                    slots[undecided] = np.uint64(w * WORD) + j
+                undecided += 1
+        won[w] = taken
+        winners += ones(taken)
     return winners, undecided
 
 

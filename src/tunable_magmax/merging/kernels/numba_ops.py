@@ -7,7 +7,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ WINDOW = 1 << 16
 """Pages of a mapped file come and go in aligned windows of this many bytes."""
 
 Words = NDArray[np.uint64]
+Span = tuple[int, int]
+"""The first slot of a slice of planes, and the one after its last."""
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -86,24 +87,19 @@ class MappedPlanes(MemoryPlanes):
         self._path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A slice of planes, and the tensors in it: where they begin and end (words of the slice), first element index."""
-
-    start: int
-    stop: int
-    runs: tuple[NDArray[np.int64], NDArray[np.int64], Words]
-
-
 class PlaneGroup:
-    """The planes of tensors that share a budget, or of a part of these, worked on slice by slice.
+    """The planes of tensors that share a budget, or of a part of these, worked on in spans of slots.
 
-    Rows go by their numbers. Operations are those of `Step`.
+    Rows go by their numbers. Operations are those of `Step`. Bits of other tensors between these mean nothing.
     """
 
     def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each[Any]) -> None:
         self._planes, self._each, self._places = planes, each, places
-        self._spans = _spans(places, most)
+        stop = places[-1].slot + padded(places[-1].size) if places else 0
+        starts = range(places[0].slot if places else 0, stop, most)
+        self._spans = [(start, min(start + most, stop)) for start in starts]
+        self._first_words = np.array([place.slot // SLOTS for place in places], np.int64)
+        self._first_elements = np.array([place.element for place in places], np.uint64)
         self._scanned: list[tuple[int, Keys, Words]] = []
 
     def fill(self, row: int) -> None:
@@ -130,64 +126,41 @@ class PlaneGroup:
 
     def scan_keys(self, row: int, free: int, chosen: int, lottery_state: int, low: int, high: int) -> tuple[int, Keys]:
         """Chooses elements of both rows with keys below `low`; returns how many, and the keys from `low` to `high`."""
-        window = np.uint64(low), np.uint64(high)
+        numbers = np.uint64(lottery_state), (np.uint64(low), np.uint64(high))
+        tensors = self._first_words, self._first_elements
 
-        def scan(runs: Any, plane: Words, unowned: Words, won: Words) -> tuple[int, Keys, Words]:
+        def scan(span: Span) -> tuple[int, Keys, Words]:
+            plane, unowned, won = (self._planes.part(r, *span) for r in (row, free, chosen))
             room = _room(int(loops.count_common(plane, unowned)), low, high)
             while True:
                 found = np.empty(room, np.uint64), np.empty(room, np.uint64)
-                below, undecided = loops.scan_keys(plane, unowned, won, runs, np.uint64(lottery_state), window, found)
+                below, undecided = loops.scan_keys(plane, unowned, won, span[0] // SLOTS, tensors, *numbers, found)
                 if undecided <= room:
-                    keys, slots = (each[:undecided].copy() for each in found)
-                    return int(below), keys, slots
+                    break
                 room = int(undecided)
+            self._planes.release(span, row, free, chosen)
+            keys, slots = (each[:undecided].copy() for each in found)
+            return int(below), keys, slots
 
-        def work(span: _Span) -> tuple[int, Keys, Words]:
-            result = scan(span.runs, *(self._planes.part(r, span.start, span.stop) for r in (row, free, chosen)))
-            self._planes.release((span.start, span.stop), row, free, chosen)
-            return result
-
-        self._scanned = self._each(work, self._spans)
+        self._scanned = self._each(scan, self._spans)
         return added((below, keys) for below, keys, _ in self._scanned)
 
     def choose_scanned(self, chosen: int, highest: int) -> None:
         """Adds to a row those of the last scan whose keys are at most `highest`."""
         for span, (_, keys, slots) in zip(self._spans, self._scanned, strict=True):
             won = slots[keys <= np.uint64(highest)]
-            words = self._planes.part(chosen, span.start, span.stop)
+            words = self._planes.part(chosen, *span)
             np.bitwise_or.at(words, won >> np.uint64(6), np.uint64(1) << (won & np.uint64(63)))
-            self._planes.release((span.start, span.stop), chosen)
+            self._planes.release(span, chosen)
         self._scanned = []
 
     def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
-        def work(span: _Span) -> Any:
-            result = operation(*(self._planes.part(row, span.start, span.stop) for row in rows))
-            self._planes.release((span.start, span.stop), *rows)
+        def work(span: Span) -> Any:
+            result = operation(*(self._planes.part(row, *span) for row in rows))
+            self._planes.release(span, *rows)
             return result
 
         return self._each(work, self._spans)
-
-
-def _spans(places: Sequence[TensorPlace], most: int) -> list[_Span]:
-    """Divides the slots of some tensors into slices of `most`, without gaps: other tensors' bits mean nothing."""
-    spans: list[_Span] = []
-    runs: list[tuple[int, int, int]] = []
-
-    def close() -> None:
-        if runs:
-            start = runs[0][0]
-            starts, stops = (np.array([(run[k] - start) // SLOTS for run in runs], np.int64) for k in (0, 1))
-            spans.append(_Span(start, runs[-1][1], (starts, stops, np.array([run[2] for run in runs], np.uint64))))
-            runs.clear()
-
-    for place in places:
-        for start in range(0, padded(place.size), most):
-            stop = min(start + most, padded(place.size))
-            if runs and (place.slot + stop - runs[0][0] > most or runs[-1][1] != place.slot + start):
-                close()
-            runs.append((place.slot + start, place.slot + stop, place.element + start))
-    close()
-    return spans
 
 
 def _room(candidates: int, low: int, high: int) -> int:

@@ -52,7 +52,7 @@ def test_images(tmp_path, capfd, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
     capfd.readouterr()
-    found = embed_inputs(encoder, IMAGES, batch=2)
+    found = embed_inputs(encoder, IMAGES)
     assert found.dtype == np.float32
     assert found.shape == (3, encoder.dim) == (3, 8 if kind in ("clip", "clip-vision") else 16)
     np.testing.assert_allclose(found, reference(kind, model).numpy(), atol=1e-4)
@@ -67,7 +67,7 @@ def test_images(tmp_path, capfd, kind):
 def test_texts_are_pooled_over_what_is_no_padding(tmp_path, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
-    found = embed_inputs(encoder, TEXTS, batch=2)
+    found = embed_inputs(encoder, TEXTS)
     body = getattr(model, "bert", model)
     for row, ids in zip(found, ([2, 5, 3], [2, 8, 9, 10, 11, 3], [2, 6, 7, 6, 7, 3]), strict=True):
         with torch.no_grad():

@@ -127,7 +127,7 @@ class PositionedFile:
         self.path = path
         try:
             if not path.is_file():
-                raise InputError(f"{path} is missing or not a regular file: give a checkpoint, or a directory with one")
+                raise InputError(f"{path} is missing or not a regular file: check its name")
             with open(path, "rb", buffering=0) as file:
                 self._identity = _identity(file.fileno())
         except OSError as error:
@@ -171,8 +171,10 @@ def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     import torch
 
     info = checkpoint.tensors[checkpoint.aliases.get(name, name)]
-    dtype = torch_dtype(info.dtype)
-    assert dtype is not None
+    if (dtype := torch_dtype(info.dtype)) is None:
+        raise InputError(
+            f"{checkpoint.path}: {info.name!r} has type {info.dtype}, which torch cannot compute in; convert it"
+        )
     raw = torch.empty(info.nbytes, dtype=torch.uint8)
     checkpoint.read_into(info.name, 0, raw.numpy().data)
     return raw.view(dtype).reshape(info.shape)

@@ -43,6 +43,7 @@ class SafetensorsFile(Checkpoint):
             ordered = _in_file_order(entries, self._file.size - self._data_start)
         except _DamagedError as error:
             raise InputError(f"{path}: {error}: the file is damaged, download or save it again") from None
+        self.metadata: dict[str, str] = metadata
         self._begins = {info.name: begin for info, begin in ordered}
         self.tensors = {info.name: info for info, _ in ordered}
         # What `safetensors.torch.save_model` writes for tied tensors: the dropped name, pointing to the one kept.

@@ -6,14 +6,14 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.images import pillow
+from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
@@ -113,9 +113,6 @@ def _samples(origin: str, values: dict[str, Any], classes: tuple[str, ...]) -> S
             f"{origin}: expected 'fine_labels', numbers of the {len(classes)} class names, and 'data', "
             f"{3 * SIDE * SIDE} bytes for each; {INSTEAD}"
         )
-    pixels = data.reshape(len(labels), 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-
-    def load(positions: Sequence[int]) -> Iterator[Any]:
-        return (pillow().fromarray(np.ascontiguousarray(pixels[position])) for position in positions)
-
-    return Samples(origin, "image", len(labels), load, classes, tuple(labels))
+    pixels: Any = data.reshape(len(labels), 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    samples = memory_samples(pixels, "image")
+    return replace(samples, origin=origin, classes=classes, labels=tuple(labels))

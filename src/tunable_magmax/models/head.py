@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.checkpoints.safetensors_file import plan_shards
+from tunable_magmax.checkpoints.checkpoint import read_tensor
+from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile, plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.data.arrays import Floats, as_numpy, unit_rows
 from tunable_magmax.data.samples import places_of
@@ -138,24 +139,15 @@ def load_head(path: str | Path) -> Head:
 
     The metadata are `classes` (a JSON list) and `logit_scale`.
     """
-    from safetensors import SafetensorError, safe_open
-
     file = Path(path)
-    try:
-        with safe_open(str(file), framework="pt") as opened:
-            metadata, names = opened.metadata() or {}, list(opened.keys())
-            weight, bias = (
-                opened.get_tensor(name).float().numpy() if name in names else None for name in ("weight", "bias")
-            )
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file; a head is a safetensors file with 'weight' [classes, dim]") from None
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file}: not a readable safetensors file ({error})") from error
+    with SafetensorsFile(file) as opened:
+        names, metadata = list(opened.tensors), opened.metadata
+        tensors = {name: read_tensor(opened, name).float().numpy() for name in ("weight", "bias") if name in names}
     try:
         classes, scale = parse_json(metadata["classes"]), float(metadata.get("logit_scale", "1"))
-        if weight is None or not isinstance(classes, list):
+        if not isinstance(classes, list):
             raise KeyError
-        return Head.of(weight, classes, scale, bias)
+        return Head.of(tensors["weight"], classes, scale, tensors.get("bias"))
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (KeyError, ValueError):

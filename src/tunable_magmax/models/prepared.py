@@ -148,13 +148,13 @@ def prepare(
     return Prepared(samples.kind, tuple(kept), placed, inputs, device, encoder.normalise, len(failed))
 
 
-def embed_inputs(encoder: Encoder, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
+def embed_inputs(encoder: Encoder, inputs: Sequence[Any]) -> NDArray[np.float32]:
     """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
     if not len(inputs):
         return np.zeros((0, encoder.dim), np.float32)
     kind: Kind = "text" if isinstance(inputs[0], str) else "image"
     samples = Samples("the inputs", kind, len(inputs), lambda wanted: (inputs[position] for position in wanted))
-    return embed_prepared(encoder, prepare(encoder, samples), batch)
+    return embed_prepared(encoder, prepare(encoder, samples))
 
 
 def embed_prepared(
@@ -198,9 +198,7 @@ def _embed(encoder: Encoder, batch: Batch, precise: bool) -> NDArray[np.float32]
         with torch.inference_mode(), full_float32(encoder.device, precise):
             rows: NDArray[np.float32] = encoder.pool(batch).float().cpu().numpy()
     except torch.cuda.OutOfMemoryError:
-        raise InputError(
-            "the device ran out of memory: give --device cpu (device='cpu'), or in Python a smaller batch="
-        ) from None
+        raise InputError("the device ran out of memory: give --device cpu (device='cpu')") from None
     if not np.isfinite(rows).all():
         raise InputError(
             f"embeddings by {encoder.path}, or by weights put into it, hold NaN or infinity: the numbers are broken "

@@ -57,11 +57,6 @@ def _read(path: Path, base: str | Path | None) -> tuple[dict[str, Tensor], Mappi
     if adapted and base is None:
         raise InputError(f"{path} is a LoRA adapter, which has no values without its base: {as_checkpoint(path)}")
     with open_checkpoint(path if base is None or not adapted else base) as opened:
-        odd = next((info for info in opened.tensors.values() if torch_dtype(info.dtype) is None), None)
-        if odd is not None:
-            raise InputError(
-                f"{opened.path}: {odd.name!r} has type {odd.dtype}, which torch cannot compute in; convert it"
-            )
         state = tensors_of(opened)
         if adapted:
             from tunable_magmax.checkpoints.adapter import Adapter
@@ -250,12 +245,11 @@ def pools_first_token(folders: Sequence[Path]) -> bool:
     return _json(folders, POOLING_FILE).get("pooling_mode_cls_token") is True
 
 
-def put_companions(folders: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
-    """Copies the files of image processor and tokenizer, where there are such, into a directory."""
-    tools = ((image_processor, IMAGE_FILES), (tokenizer, TEXT_FILES))
-    for name in (name for tool, files in tools if tool is not None for name in files):
+def put_companions(folders: Sequence[Path], folder: Path, images: bool = True, texts: bool = True) -> None:
+    """Copies the files of image processor and tokenizer, where there are such, into a directory that has none."""
+    for name in (*(IMAGE_FILES if images else ()), *(TEXT_FILES if texts else ())):
         home = _holding(folders, [name])
-        if home is not None:
+        if home is not None and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(home / name, folder / name)
 

@@ -81,6 +81,6 @@ def save_encoder(encoder: Encoder, path: Path, classifier: Any = None) -> None:
         with quiet():
             # transformers' own way, which gives tensors back the names that they were loaded with.
             model.save_pretrained(folder, max_shard_size="1000GB")
-            put_companions(encoder.folders, encoder.image_processor, encoder.tokenizer, folder)
+            put_companions(encoder.folders, folder, encoder.image_processor is not None, encoder.tokenizer is not None)
 
     write_folder(path, fill)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.checkpoints.checkpoint import read_tensor
+from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.config import LENIENT, Text, check_json
 from tunable_magmax.data.arrays import as_numpy, feature_matrix
 from tunable_magmax.errors import InputError, some_of
@@ -136,16 +138,12 @@ class Profile:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
         """Reads a profile, and checks it."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(os.fspath(path), framework="numpy") as opened:
-                metadata, names = opened.metadata() or {}, {*opened.keys()}
-                tensors = {name: opened.get_tensor(name) for name in TENSORS if name in names}
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file; `tmx init --data` makes profiles") from None
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+        with SafetensorsFile(Path(path)) as opened:
+            metadata = opened.metadata
+            stored = {name: read_tensor(opened, name) for name in TENSORS if name in opened.tensors}
+        tensors: dict[str, Any] = {
+            name: (tensor.float() if tensor.is_floating_point() else tensor).numpy() for name, tensor in stored.items()
+        }
         if METADATA not in metadata or len(tensors) < len(TENSORS):
             raise InputError(f"{path}: not a profile: expected {METADATA!r} in the metadata, and {', '.join(TENSORS)}")
         try:

@@ -36,13 +36,13 @@ Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-
 class HeadOptions:
     """What the encoder is trained against: one frozen head for all tasks, or a new classifier for each (`builtin`).
 
-    `text`: the model's own text tower; `names`: class names by the sentence encoder itself; `file`: a head file;
-    `means`: class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first of these
-    that fits.
+    `names`: class names by the model's own text tower, or by the sentence encoder itself; `file`: a head file; `means`:
+    class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first of file, glyphs,
+    names and means that fits.
     """
 
     __pydantic_config__ = STRICT
-    source: Literal["auto", "text", "names", "file", "means", "glyphs", "builtin"] = "auto"
+    source: Literal["auto", "names", "file", "means", "glyphs", "builtin"] = "auto"
     file: Text | None = None
     templates: Annotated[Text | tuple[Text, ...], Field(description="a text or a list of texts")] | None = None
     logit_scale: Positive | None = None

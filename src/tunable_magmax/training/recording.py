@@ -202,17 +202,14 @@ def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = N
 
         save_model(model, str(folder / "model.safetensors"))
         return
-    from tunable_magmax.models.pretrained import IMAGE_FILES, TEXT_FILES, quiet
+    from tunable_magmax.models.pretrained import put_companions, quiet
 
     with quiet():
         model.save_pretrained(folder)
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
             return
-    for name in (*IMAGE_FILES, *TEXT_FILES):
-        if home is not None and (home / name).is_file() and not (folder / name).exists():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(home / name, folder / name)
+    put_companions([] if home is None else [home], folder)
 
 
 def _free_folder(run: Run, task: str) -> Path:

@@ -197,8 +197,6 @@ def _source(config: TrainConfig, encoder: Encoder) -> str:
         return "file"
     if config.model == GLYPHS:
         return "glyphs"
-    if encoder.image_processor is not None and encoder.tokenizer is not None:
-        return "text"
     return "means" if encoder.tokenizer is None else "names"
 
 

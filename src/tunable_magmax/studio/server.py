@@ -16,7 +16,6 @@ from tunable_magmax.studio.points import PointRequest, SaveRequest, Setting
 from tunable_magmax.studio.session import Studio
 
 STATIC = Path(__file__).parent / "static"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 LONGEST_NAME = 1024
 
 
@@ -27,8 +26,9 @@ def make_app(studio: Studio, port: int, token: str) -> App:
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
+    from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
     def answers(work: Callable[[dict[str, Any], Mapping[str, str], Mapping[str, str]], Any], status: int = 200) -> Any:
         """Makes an endpoint: `work` gets the request's JSON, path and query in a thread, and returns the answer's."""
@@ -44,13 +44,8 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         asked = check(SaveRequest, content, "the request")
         return asked.name, studio.setting(asked.point)
 
-    async def static(request: Request) -> Response:
-        # Only names that the folder lists: what is asked for is compared with them and opened nowhere.
-        name = request.path_params.get("name", "index.html")
-        file = next((file for file in STATIC.iterdir() if file.name == name and file.suffix in KINDS), None)
-        if file is None:
-            raise HTTPException(404)
-        return Response(file.read_bytes(), media_type=KINDS[file.suffix])
+    async def page(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
 
     async def events(request: Request) -> Response:
         return StreamingResponse(studio.events.listen(), media_type="text/event-stream")
@@ -89,8 +84,8 @@ def make_app(studio: Studio, port: int, token: str) -> App:
 
     uploads, writer = studio.uploads, studio.writer
     routes = [
-        route("GET", "/", static),
-        route("GET", "/static/{name}", static),
+        route("GET", "/", page),
+        Mount("/static", StaticFiles(directory=STATIC)),
         route("GET", "/api/state", answers(lambda *_: studio.state())),
         route("GET", "/api/events", events),
         route("POST", "/api/measure", answers(measure, 202)),

@@ -104,6 +104,10 @@ class RunFile:
     keep: Annotated[int, Field(ge=0)] = KEEP
     seed: Seed = 0
 
+    def __post_init__(self) -> None:
+        if self.head.source == BUILTIN and self.train.freeze:
+            raise ValueError("train.freeze is for frozen heads: with head.source 'builtin' all parameters are trained")
+
 
 @dataclass(frozen=True)
 class TrainConfig(RunFile):
@@ -132,10 +136,6 @@ class TrainConfig(RunFile):
         benchmark, above = None, f"{inside}." if inside else ""
         if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
             benchmark = gather_section(sections["benchmark"], root, problems, f"{above}benchmark")
-        if file is not None and file.head.source == BUILTIN and file.train.freeze:
-            problems.append(
-                f"{above}train.freeze is for frozen heads: with head.source 'builtin' all parameters are trained"
-            )
         if file is None or benchmark is None or problems:
             return None
         model = file.model if file.model == GLYPHS else str(place_of(Path(file.model).expanduser(), root))

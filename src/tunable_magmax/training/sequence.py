@@ -103,8 +103,7 @@ def _train(
     if head is None:
         learner = _with_new_classifier(encoder, names, derived_seed(seed, "classifier", t))
     else:
-        rows = torch.from_numpy(head.weight).to(base.device)[list(task.classes)]
-        learner = _with_frozen_head(encoder, rows, config.train.freeze)
+        learner = _with_frozen_head(encoder, head.select(names), config.train.freeze)
     result = train_task(learner, inputs, position[inputs.labels], config.train, seed=seed, task=t, report=report)
     checkpoint = run.path / f"task-{t + 1:0{max(2, len(str(count)))}}"
     save_encoder(base, checkpoint, learner.module)
@@ -118,14 +117,11 @@ def _train(
     run.save()  # last: run.json says what is finished
 
 
-def _with_frozen_head(encoder: Encoder, rows: Tensor, freeze: Sequence[str]) -> Learner:
-    """Returns an encoder to be trained against rows of a head."""
+def _with_frozen_head(encoder: Encoder, head: Head, freeze: Sequence[str]) -> Learner:
+    """Returns an encoder to be trained against a head."""
     parameters = [parameter for _, parameter in trainable(encoder, freeze)]
-
-    def score(pooled: Tensor) -> Tensor:
-        return normalize(pooled, dim=1) @ rows.T
-
-    return Learner(encoder.module, parameters, encoder.pool, score)
+    rows = torch.from_numpy(head.weight).to(encoder.device)
+    return Learner(encoder.module, parameters, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
 
 
 def _with_new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Learner:

@@ -104,15 +104,13 @@ def gather(kind: type[Described], data: Any, problems: list[str], inside: str = 
         return adapter.validate_json(content)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    # A list is not too short because its items are wrong.
-    errors = [each for each in errors if each["type"] != "too_short" or not _holds_others(each["loc"], errors)]
+    places = [each["loc"] for each in errors]
+    for each in [each for each in errors if each["type"] == "too_short"]:
+        if any(place[: len(each["loc"])] == each["loc"] != place for place in places):
+            errors.remove(each)  # a list is not too short because its items are wrong
     schema, data = adapter.json_schema(), json.loads(content)
     problems += dict.fromkeys(_problem(error, schema, data, inside) for error in errors)
     return None
-
-
-def _holds_others(place: tuple[int | str, ...], errors: Sequence[Mapping[str, Any]]) -> bool:
-    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
 def refuse(problems: Sequence[str], where: str) -> None:

@@ -230,7 +230,16 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello, world")
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     os.mkfifo(tmp_path / "pipe")
-    told = {"nowhere": "", "empty.safetensors": "0 bytes", "notes.txt": "b'hello, w", "": "git lfs pull", "pipe": ""}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    told = {
+        "run": "give one of its checkpoints",
+        "nowhere": "",
+        "empty.safetensors": "0 bytes",
+        "notes.txt": "b'hello, w",
+        "": "git lfs pull",
+        "pipe": "",
+    }
     for name, value in told.items():
         with pytest.raises(InputError, match=rf"{name}.*{value}"):
             open_checkpoint(str(tmp_path / name))

@@ -131,6 +131,7 @@ def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
         ("--data warm={table} --label-column kind", "--label-column is 'kind'"),
         ("--data warm={table} --text-column words", "--text-column is 'words'"),
         ("--base {run}/base --task {run}/warm", "leave out --base"),
+        ("--base {run}/base --task other={run}/warm --data other={data}/warm", "leave out --base"),
     ],
 )
 def test_bad_input(tmx, tmp_path, run, arguments, says):

@@ -127,6 +127,8 @@ def test_unknown_labels_are_named(tmx, run, tmp_path):
         ("--weights 1,1", None, "2 weights for 3 tasks"),
         ("--weights 1,x,1", None, "should be numbers with commas"),
         ("--weights 0,0,0", None, "all weights are zero"),
+        ("--weights 1/0,1,1", None, "'1/0', expected a finite number"),
+        ("--weights 1e500,1,1", None, "'1e500', expected a number that a float64 can hold"),
         ("--weights=-1,0,0", None, "weight 1 is negative (-1.0)"),
         ("--alpha nan", None, "alpha must be a finite number"),
         ("--alpha 1 --equal", None, "give one of them"),

@@ -84,6 +84,7 @@ def test_json(tmx, text_run, tmp_path):
         ("--weights 1,2,3 -o OUT", "3 weights for 2 tasks"),
         ("--inputs nowhere -o OUT", "nowhere"),
         ("--equal --head best -o OUT", "best"),
+        ("--equal --seed -1 -o OUT", "seed is -1"),
         ("--equal -o out.safetensors", "is one file, but a tailored model is a directory"),
     ],
 )

@@ -80,6 +80,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, name):
     assert (tmp_path / "run").is_dir()
 
 
+def test_a_bad_seed_leaves_nothing_behind(tmp_path):
+    with pytest.raises(InputError, match="seed is -1"):
+        run_demo(tmp_path / "out", seed=-1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.stress
 def test_at_full_size_training_forgets_and_tailored_models_win(tmp_path):
     story = run_demo(tmp_path / "out")

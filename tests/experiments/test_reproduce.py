@@ -101,6 +101,8 @@ def test_an_experiment_of_this_package_is_found_by_its_name_anywhere(name, tmp_p
     assert find_experiment(name) == CONFIGS / "glyphs" / "characters-5.yaml"
     with pytest.raises(InputError, match="glyphs/characters-5"):
         find_experiment("glyphs/character-5")
+    with pytest.raises(InputError, match="no experiment of this name"):
+        find_experiment("minilm/common-clinc150")  # what others extend
 
 
 SHIPPED = sorted(path for path in CONFIGS.glob("*/*.yaml") if not path.name.startswith("common-"))

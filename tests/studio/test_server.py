@@ -83,10 +83,11 @@ def test_no_samples_to_measure_on_are_refused():
         StudioOptions(samples=0)
 
 
-@pytest.mark.parametrize("name", ["inputs", "labelled", "data"])
-def test_samples_that_cannot_be_read_are_refused_before_the_page_opens(image_run, tmp_path, name):
-    with pytest.raises(InputError, match=r"nope\.csv"):
-        Studio(Run.open(image_run.path), tmp_path / "out", StudioOptions(**{name: tmp_path / "nope.csv"}))
+@pytest.mark.parametrize("name", ["inputs", "labelled", "data", "device"])
+def test_what_cannot_be_used_is_refused_before_the_page_opens(image_run, tmp_path, name):
+    value = "nope" if name == "device" else tmp_path / "nope"
+    with pytest.raises(InputError, match="nope"):
+        Studio(Run.open(image_run.path), tmp_path / "out", StudioOptions(**{name: value}))
 
 
 def test_the_latest_request_wins(page):

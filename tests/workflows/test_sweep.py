@@ -47,14 +47,17 @@ def test_a_point_is_what_a_merge_makes(run, tmp_path, options):
 def test_points_of_preferences(run, tmp_path):
     for name, weights in (("site a", (3, 1, 0)), ("home", (0, 1, 1))):
         Preference(weights).save(tmp_path / f"{name}.json")
-    places = [tmp_path / "site a.json", tmp_path / "home.json"]
-    assert [point.name for point in swept(run, tmp_path / "out", preference=places).points] == ["00-site-a", "01-home"]
+    (tmp_path / "other").mkdir()
+    Preference((1, 1, 1)).save(tmp_path / "other" / "home.json")
+    places = [tmp_path / "site a.json", tmp_path / "home.json", tmp_path / "other" / "home.json"]
+    points = swept(run, tmp_path / "out", preference=places).points
+    assert [point.name for point in points] == ["00-site-a", "01-home", "02-home"]
 
 
 def test_shares_change_evenly_and_factors_mean_what_they_say():
     assert line([3, 1], [0, 1], 3)["step-01"] == (Fraction(3, 8), Fraction(5, 8))
     assert line([3, 1], [0, 1], 3, normalise=False)["step-01"] == (Fraction(3, 2), 1)
-    assert listed({"a": ["1/3", 0]})["00-a"] == (Fraction(1, 3), 0)
+    assert listed([("a", ["1/3", 0])])["00-a"] == (Fraction(1, 3), 0)
 
 
 @pytest.mark.parametrize(

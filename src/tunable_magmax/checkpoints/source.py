@@ -101,6 +101,8 @@ def _open_directory(path: Path) -> Checkpoint:
         raise InputError(
             f"{path} is an adapter: give it as a task, or make a checkpoint of it first: {as_checkpoint(path)}"
         )
+    if (path / "run.json").is_file():
+        raise InputError(f"{path} is a run directory with several models: give one of its checkpoints")
     weights = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
     found = f"weight files found there: {', '.join(weights) or 'none'}"
     raise InputError(f"{path} holds none of {', '.join(_LAYOUTS)}; {found}. Point at a file, or add an index")

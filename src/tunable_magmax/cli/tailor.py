@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,4 +51,4 @@ def _summary(made: Tailored) -> Iterator[str]:
         yield from wrapped(f"{'':{INDENT}}{reason}", INDENT)
     size = show_size(sum(file.stat().st_size for file in made.out.rglob("*") if file.is_file()))
     seconds = "" if made.complete else f", {made.seconds:.0f} s"
-    yield f"{made.out}: {size}{seconds}; try: tmx predict {made.out} INPUTS"
+    yield f"{made.out}: {size}{seconds}; try: tmx predict {shlex.quote(str(made.out))} INPUTS"

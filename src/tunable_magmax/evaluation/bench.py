@@ -135,10 +135,8 @@ class Bench(AbstractContextManager["Bench"]):
         else:
             head = load_head(run.head) if head is None and run.head is not None else head
             if head is None:
-                raise InputError(
-                    f"{run.path} has neither a head nor tasks with classifiers: "
-                    f"`tmx init {run.path} --head HEAD` adds one"
-                )
+                add = run.how_to_add("--head", "HEAD")
+                raise InputError(f"{run.path} has neither a head nor tasks with classifiers: {add} adds one")
             self.encoder, self.frozen, self.classes = load_encoder(run.base, device), head, head.classes
             require_match(self.encoder, head)
         self._places = {name: index for index, name in enumerate(self.classes)}

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, PositiveInt, gather, read_yaml, set_value
-from tunable_magmax.errors import InputError, bulleted
+from tunable_magmax.config import STRICT, NotNegative, Positive, PositiveInt, gather, read_yaml, refuse, set_value
+from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.environments import EnvironmentOptions, Variants
 from tunable_magmax.experiments.rows import Row
 from tunable_magmax.training.config import TrainConfig
@@ -105,10 +105,10 @@ def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
         set_value(data, change)
     problems: list[str] = []
     file = gather(Experiment, data, problems)
-    if file is None:
-        if isinstance(data.get("run"), Mapping):
-            TrainConfig.gather(data["run"], path.parent, problems, "run")
-        raise InputError(f"{path}:\n{bulleted(dict.fromkeys(problems))}", problems=problems)
+    if file is None and isinstance(data.get("run"), Mapping):
+        TrainConfig.gather(data["run"], path.parent, problems, "run")
+    refuse(problems, str(path))
+    assert file is not None
     setting = file.setting or path.stem
     experiment = replace(file, name=path.stem, setting=setting, root=str(path.parent.absolute()))
     experiment.training(experiment.seeds[0])  # tells what is wrong with the run before anything is made
@@ -122,7 +122,8 @@ def find_experiment(name: str | Path) -> Path:
         return path
     folder = Path(__file__).parents[1] / "configs"  # when installed; in a checkout they are in its root
     folder = folder if folder.is_dir() else folder.parents[2] / "configs"
-    names = {each.relative_to(folder).with_suffix("").as_posix(): each for each in sorted(folder.glob("*/*.yaml"))}
+    files = [file for file in sorted(folder.glob("*/*.yaml")) if not file.name.startswith("common-")]
+    names = {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
     wanted = str(name).removesuffix(".yaml").removeprefix("configs/")
     if wanted not in names:
         near = get_close_matches(wanted, names, n=3) or names

@@ -154,11 +154,12 @@ def _config(place: Path, seed: int, size: DemoSize) -> TrainConfig:
     if place.exists() and not earlier.startswith("model: glyphs\n"):
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
     wanted = yaml.safe_dump(demo_config(seed, size), sort_keys=False, allow_unicode=True)
+    config = TrainConfig.read(yaml.safe_load(wanted), place, str(file))
     if earlier != wanted:
         shutil.rmtree(place / "run", ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")
-    return TrainConfig.read(yaml.safe_load(wanted), place, str(file))
+    return config
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------

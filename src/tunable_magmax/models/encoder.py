@@ -182,16 +182,22 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
         return Encoder(module, pooling, dim, digest, path, **input_tools(module, path, folders, device))
 
 
-def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | None) -> dict[str, Any]:
-    """Moves a loaded model to its device; returns what prepares its inputs, from the first of `folders` that has it."""
+def usable_device(name: str | None) -> str:
+    """Returns the name of a device, by default of the GPU if there is one; refuses one that cannot be used."""
     import torch
 
-    transformers = required("transformers")
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        module.to(where).eval()
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {where!r} cannot be used ({first_line(error)})") from None
+        raise InputError(f"device {name!r} cannot be used ({first_line(error)})") from None
+    return name
+
+
+def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | None) -> dict[str, Any]:
+    """Moves a loaded model to its device; returns what prepares its inputs, from the first of `folders` that has it."""
+    transformers = required("transformers")
+    module.to(usable_device(device)).eval()
     whole = _family(module) in WHOLE
     images, texts = (whole or module.main_input_name == name for name in ("pixel_values", "input_ids"))
     if not images and not texts:

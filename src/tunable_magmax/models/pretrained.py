@@ -196,7 +196,7 @@ def find_folders(path: Path, assets: Path | None) -> tuple[Path, ...]:
         raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
     raise InputError(
         f"{' and '.join(map(str, dict.fromkeys(tried)))}: no config.json, so the model's architecture is unknown; put "
-        "the model's config.json (and its processor or tokenizer files) beside the weights, or give ready features"
+        "the model's config.json (and its processor or tokenizer files) beside the weights"
     )
 
 

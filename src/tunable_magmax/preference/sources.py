@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,4 +104,8 @@ class SiteSources:
 
 
 def _number(value: Any) -> Any:
-    return float(Fraction(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    from tunable_magmax.merging.budget import read_decimal  # which imports numpy
+
+    return float(read_decimal(value, "a weight"))

@@ -234,7 +234,7 @@ def open_kept(run: Run, task: int) -> Samples | None:
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
             f"{place}: not the samples of {label} that were kept ({error}); keep them again with "
-            f"`tmx init {run.path} --data {label}=DATA`, or keep none with --keep 0 beside it"
+            f"{run.how_to_add('--data', f'{label}=DATA')}, or keep none with --keep 0 beside it"
         ) from None
 
     origin = f"kept samples of task {label!r}"

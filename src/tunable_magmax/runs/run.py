@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -175,13 +176,17 @@ class Run:
             profiles.append(profile)
         return tuple(profiles)
 
+    def how_to_add(self, *words: str) -> str:
+        """Returns the command that adds to this run, as a shell takes it: `tmx init 'my run' --head HEAD`."""
+        return f"`tmx init {shlex.join([str(self.path), *words])}`"
+
     def require_profiles(self, why: str) -> list[Profile]:
         """Returns all profiles, or raises an error that says which tasks have none and how to make them."""
         missing = [name for name, profile in zip(self.names, self.profiles, strict=True) if profile is None]
         if missing:
             raise InputError(
                 f"{self.path}: {why} needs the tasks' profiles; missing: {some_of(missing, show=repr)}. Make them with "
-                f"`tmx init {self.path} --data NAME=DATA`, or give --weights, --alpha or --equal, which need none"
+                f"{self.how_to_add('--data', 'NAME=DATA')}, or give --weights, --alpha or --equal, which need none"
             )
         return [profile for profile in self.profiles if profile is not None]
 

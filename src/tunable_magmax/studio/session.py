@@ -11,6 +11,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.models.encoder import usable_device
 from tunable_magmax.preference.preference import Preference, read_preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
@@ -48,7 +49,7 @@ class Studio:
     def __post_init__(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"{self.out} is a file: give a folder with -o")
-        self._refuse_samples()
+        self._refuse_options()
         self.events = Events()
         self.worker = Worker(self.events)
         self.uploads = Uploads(self.out / SAMPLES_FOLDER)
@@ -70,8 +71,9 @@ class Studio:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def _refuse_samples(self) -> None:
-        """Raises what is wrong with the files that were given, before a page opens."""
+    def _refuse_options(self) -> None:
+        """Raises what is wrong with the files and the device that were given, before a page opens."""
+        usable_device(self.options.device)
         if self.options.inputs is not None:
             open_samples(self.options.inputs)
         if self.options.labelled is not None:

@@ -93,7 +93,7 @@ def record_task(
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
-                f"`tmx init {path} --data {task}=DATA` adds them",
+                f"{opened.how_to_add('--data', f'{task}=DATA')} adds them",
                 stacklevel=2,
             )
         _name_rows(checkpoint, names)

@@ -268,7 +268,7 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
-            f"`tmx init {owner.path} --head HEAD`"
+            f"{owner.how_to_add('--head', 'HEAD')}"
         )
     if not holds_adapter(place):
         open_checkpoint(place).close()  # an error if there is none

@@ -126,7 +126,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
         except InputError as error:
             raise InputError(
                 f"{error}\n{path} is there, with {done} of {len(data)} profiles; make the others by "
-                f"`tmx init {path} --data {name}=DATA`"
+                f"{run.how_to_add('--data', f'{name}=DATA')}"
             ) from None
     return InitResult(inputs, run, tuple(notes))
 
@@ -180,6 +180,7 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
             f"{path / RUN_FILE} exists: choose another directory, replace it with --overwrite, or leave out --base and "
             "--task to add data to it"
         )
+        run = None  # of other tasks than those that were given
     elif run is not None and not (options.data or options.eval_data) and options.head is None and options.keep != 0:
         problems.append(
             f"{path} is a run already: give data to add, as --data NAME=DATA with one of {', '.join(tasks)}; or "

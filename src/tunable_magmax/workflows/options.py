@@ -112,6 +112,8 @@ class TailorOptions:
     def __post_init__(self) -> None:
         if self.head not in ("auto", "fitted", "old"):
             raise InputError(f"head is {self.head!r}, expected auto, fitted or old")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}, expected 0 or more")
         if isinstance(self.scale, float | int) and self.scale < 0:
             raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +183,7 @@ def load_classifier(
     if is_run(model):
         raise InputError(
             f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "
-            f"site with `tmx tailor {model}` first"
+            f"site with `tmx tailor {shlex.quote(str(model))}` first"
         )
     used = find_head(model, head)
     encoder = used.encoder(model, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -142,7 +142,7 @@ def _measured(
 def _points(options: SweepOptions, recipe: Recipe, factors: bool, notify: Notify) -> Points:
     ends = (options.start, options.stop)
     if options.preference and ends == (None, None):
-        return listed({file.stem: preference_for(recipe, file, notify).weights for file in options.preference})
+        return listed([(file.stem, preference_for(recipe, file, notify).weights) for file in options.preference])
     if options.preference or None in ends:
         raise InputError("give a line, weights such as 1,0,0 as --from and --to, or preferences")
     start, stop = (recipe.in_order(weights, name) for name, weights in zip(("--from", "--to"), ends, strict=True))
@@ -171,16 +171,16 @@ def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool 
     }
 
 
-def listed(weights_by_name: Mapping[str, Sequence[Any]]) -> Points:
-    """Returns points for weights by name, numbered so that names sort in the same order: 00-NAME, 01-NAME.
+def listed(named: Sequence[tuple[str, Sequence[Any]]]) -> Points:
+    """Returns points for weights with names, numbered so that names sort in the same order: 00-NAME, 01-NAME.
 
-    >>> list(listed({"site a": [3, 1], "home": [0, 1]}))
+    >>> list(listed([("site a", [3, 1]), ("home", [0, 1])]))
     ['00-site-a', '01-home']
     """
-    width = max(2, len(str(len(weights_by_name) - 1)))
+    width = max(2, len(str(len(named) - 1)))
     return {
         f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-"): _exact(weights, name)
-        for k, (name, weights) in enumerate(weights_by_name.items())
+        for k, (name, weights) in enumerate(named)
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
@@ -254,22 +255,22 @@ class Studio:
 
     def estimate(self, upload: str, use_labels: bool) -> None:
         """Begins to estimate weights from uploaded samples; the result is an event."""
-        place = self.uploads.get(upload).arrange(set(self.scores.head.classes))
+        source = self.uploads.get(upload).samples(set(self.scores.head.classes))
 
         def steps() -> Iterator[None]:
-            self._take_site(place, upload, use_labels)
+            self._take_site(source, upload, use_labels)
             yield from self._open_lines()
 
         self.worker.later({"upload": upload}, steps())
 
-    def _take_site(self, place: Path, upload: str | None, use_labels: bool) -> None:
+    def _take_site(self, source: SampleSource, upload: str | None, use_labels: bool) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         with collected_warnings():  # told with the samples
             progress, device = self._progress("samples"), self.options.device
-            site = estimate_site(self.run, self.scores.head.classes, place, use_labels, self.out, progress, device)
+            site = estimate_site(self.run, self.scores.head.classes, source, use_labels, self.out, progress, device)
             self._forget_site()
             if site.labelled:
-                self.data["site"] = self.scores.open_data("site", place, mixed=True, limit=self.options.samples)
+                self.data["site"] = self.scores.open_data("site", source, mixed=True, limit=self.options.samples)
         self._add_presets([site.preset])
         self.site = replace(site, upload=upload)
         self.events.publish("samples", self.site.to_dict())

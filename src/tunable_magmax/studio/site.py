@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, collected_warnings, shortened, some_of
@@ -42,13 +43,12 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False)
 class SiteSamples:
-    """Samples of a site with their estimate, the `preset`. `place`: their folder or table.
+    """Samples of a site with their estimate, the `preset`.
 
     `known`: the class of the head that a sample's label is, by position; `unknown`: labels that are none. `used`:
     samples that the estimate is from, `copies` and `unreadable` ones; `upload`: the upload that they are.
     """
 
-    place: Path
     samples: Samples
     known: Mapping[int, str]
     unknown: int
@@ -93,7 +93,7 @@ class SiteSamples:
 def estimate_site(
     run: Run,
     classes: tuple[str, ...],
-    place: Path,
+    source: SampleSource,
     use_labels: bool,
     out: Path,
     progress: Progress | None = None,
@@ -103,12 +103,12 @@ def estimate_site(
 
     `classes`: those of the head.
     """
-    samples = open_samples(place)
+    samples = open_samples(source)
     known, unknown = known_labels(samples, classes) if samples.labels is not None else ({}, [])
     labelled = mostly_known(len(known), len(samples))
-    site = Site(run, SiteSources(inputs=place), Reading(device=device), 0, progress)
+    site = Site(run, SiteSources(inputs=source), Reading(device=device), 0, progress)
     with collected_warnings() as texts:
-        estimated = replace(site, sources=SiteSources(labelled=place)) if labelled and use_labels else site
+        estimated = replace(site, sources=SiteSources(labelled=source)) if labelled and use_labels else site
         preference = estimate(estimated)
         preset = Preset("samples", "from samples", preference, out / "site-samples.json")
         preference.save(out / "site-samples.json")
@@ -120,7 +120,6 @@ def estimate_site(
         names = some_of(dict.fromkeys(unknown), show=lambda name: repr(shortened(name)))
         warnings.append(f"{len(unknown)} of {len(samples)} labels are no class of the run, so {use}: {names}")
     return SiteSamples(
-        place=place,
         samples=samples,
         known={position: classes[index] for position, index in known.items()},
         unknown=len(unknown),

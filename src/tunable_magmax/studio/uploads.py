@@ -1,7 +1,7 @@
 """Samples that the page sends: bounded in size and number, stored under names of our own.
 
 What a browser calls a file is never a path here. It gives two things: the kind of file, by its ending, and the label,
-by the folder that it was in; and a label names a folder here only if it is a plain name.
+by the folder that it was in.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypeGuard
 
-from tunable_magmax.data.images import IMAGE_SUFFIXES
+from tunable_magmax.data.images import IMAGE_SUFFIXES, open_image_files
+from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.tables import TABLE_SUFFIXES
-from tunable_magmax.errors import InputError, shortened
+from tunable_magmax.errors import InputError, plural, shortened
 from tunable_magmax.evaluation.labelled import mostly_known
-from tunable_magmax.files import is_plain_name, write_atomic
+from tunable_magmax.files import write_atomic
 from tunable_magmax.studio.guard import Refused
 
 FILE_BYTES, TOTAL_BYTES, FILES, UPLOADS = 32 << 20, 512 << 20, 2000, 8
-NO_LABEL, LONGEST_LABEL = "(no class folder)", 200
+NO_LABEL = "(no class folder)"
 SUFFIXES = IMAGE_SUFFIXES | TABLE_SUFFIXES
 
 
@@ -33,7 +33,7 @@ class Upload:
     folder: Path
     size: int = 0
     """Bytes of all files."""
-    files: list[tuple[Path, str | None]] = field(default_factory=list)
+    files: list[tuple[Path, str]] = field(default_factory=list)
     """Each file, and the label that its folder says."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,38 +67,19 @@ class Upload:
                 raise Refused(413, f"these are more than {TOTAL_BYTES:,} bytes, the most that the studio takes")
             path = self.folder / f"{len(self.files):06d}{suffix}"
             write_atomic(path, content)
-            self.files.append((path, folder or None))
+            self.files.append((path, folder or NO_LABEL))
             self.size += len(content)
 
-    @property
-    def table(self) -> bool:
-        """Whether it is a table of texts."""
-        return bool(self.files) and self.files[0][0].suffix in TABLE_SUFFIXES
-
-    def arrange(self, classes: Collection[str]) -> Path:
-        """Returns where the samples are: pictures in folders of their labels, if most of these are classes."""
+    def samples(self, classes: Collection[str]) -> SampleSource:
+        """Returns the table, or the pictures, with labels if most of these are classes."""
         if not self.files:
             raise InputError("there are no samples yet: choose pictures or a table first")
-        if self.table:
-            return self.files[0][0]
-        labels = [label if _names_folder(label) else NO_LABEL for _, label in self.files]
-        if not mostly_known(sum(label in classes for label in labels), len(labels)):
-            return self.folder
-        moved: list[tuple[Path, str | None]] = []
-        for (path, _), label in zip(self.files, labels, strict=True):
-            home = self.folder / label / path.name
-            if path != home:
-                home.parent.mkdir(exist_ok=True)
-                path.rename(home)
-            moved.append((home, label))
-        self.files = moved
-        return self.folder
-
-
-def _names_folder(label: str | None) -> TypeGuard[str]:
-    """Whether a label can be the name of a folder of samples."""
-    plain = label is not None and is_plain_name(label) and not label.startswith(".")
-    return plain and len(str(label).encode("utf-8", "replace")) <= LONGEST_LABEL
+        paths, labels = [path for path, _ in self.files], [label for _, label in self.files]
+        if paths[0].suffix in TABLE_SUFFIXES:
+            return paths[0]
+        pictures = open_image_files(paths, f"{plural(len(paths), 'picture')} from the page", self.folder)
+        known = mostly_known(sum(label in classes for label in labels), len(labels))
+        return pictures.labelled(labels) if known else pictures
 
 
 class Uploads:

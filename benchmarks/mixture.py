@@ -3,6 +3,7 @@
     python benchmarks/mixture.py --setting CIFAR100 CLIP --setting CLINC150 MINILM [--cache DIR]
 
 Tasks are random partitions of the classes, told apart by the base's embeddings of up to 500 training samples each.
+Embedding pictures is what takes long: `--train-rows` and `--test-rows` bound how many of each class are embedded.
 Sites draw their samples from the test set, unlabelled: of two or three tasks in the paper's ratios, of ten, or of all.
 Variants: every task as it is; half of its classes at the site; half of its classes with 90% of its samples, in the
 task's data and at the site; tasks of unequal numbers of classes. A setting is the place of a data set with splits, and
@@ -31,26 +32,30 @@ from tunable_magmax.preference.mixture import Groups, infer_mixture
 
 Rows = NDArray[np.int64]
 VARIANTS = ("plain", "half", "90:10", "unequal")
-ROWS, TRAINING_SAMPLES = 500, 150  # of each task, of each class
+ROWS = 500  # of each task, as in a profile
 
 
-def embedded(name: str, data: Path, model: Path, split: str, cache: Path | None) -> tuple[NDArray[np.float32], Rows]:
-    """Returns embeddings and classes of a split, kept in `cache` for the next time."""
+def embedded(data: Path, model: Path, split: str, most: int, cache: Path | None) -> tuple[NDArray[np.float32], Rows]:
+    """Returns embeddings and classes of up to `most` samples of each class, kept in `cache` for the next time."""
     samples = open_samples(data, split)
     if samples.labels is None:
         raise SystemExit(f"{data} has no labels")
     place = {name: k for k, name in enumerate(sorted({label for label in samples.labels if str(label) != "oos"}))}
     labels = np.array([place.get(label, -1) for label in samples.labels])
-    most = TRAINING_SAMPLES if split == "train" else len(labels)
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == k)[:most] for k in range(len(place))]))
-    file = None if cache is None else cache / f"{name}-{split}.npy"
+    file = None if cache is None else cache / f"{data_name(data)}-{model.name}-{split}-{most}.npy"
     if file is not None and file.is_file():
         return np.load(file), labels[chosen]
     encoder = load_encoder(model)
     features = np.concatenate([embed_inputs(encoder, inputs) for _, inputs in samples.batches(chosen.tolist(), 64, {})])
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, features)
     return features, labels[chosen]
+
+
+def data_name(data: Path) -> str:
+    return data.name if data.is_dir() else data.parent.name
 
 
 def partition(classes: int, tasks: int, rng: np.random.Generator, unequal: bool) -> list[Rows]:
@@ -117,6 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", nargs=2, type=Path, action="append", required=True, metavar=("DATA", "MODEL"))
     parser.add_argument("--cache", type=Path, help="where embeddings are kept")
+    parser.add_argument("--train-rows", type=int, default=100, help="training samples of each class, embedded")
+    parser.add_argument("--test-rows", type=int, default=40, help="test samples of each class, embedded")
     parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 50])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--samples", type=int, nargs="+", default=[5, 10, 20, 50])
@@ -126,11 +133,11 @@ def main() -> None:
     print("| setting | tasks are | site | samples | error | expected | covered | covered above 0 | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for data, model in arguments.setting:
-        name = data.name if data.is_dir() else data.parent.name
-        train, test = (embedded(name, data, model, split, arguments.cache) for split in ("train", "test"))
+        train = embedded(data, model, "train", arguments.train_rows, arguments.cache)
+        test = embedded(data, model, "test", arguments.test_rows, arguments.cache)
         for tasks in arguments.tasks:
             for variant in arguments.variants:
-                measure(name, train, test, tasks, variant, arguments)
+                measure(data_name(data), train, test, tasks, variant, arguments)
 
 
 if __name__ == "__main__":

@@ -59,3 +59,15 @@ def run_the_tutorial(folder, monkeypatch):
             with pytest.raises(SystemExit) as exit_:
                 main(command)
         assert not exit_.value.code, command
+
+
+def test_the_benchmark_of_the_mixture_embeds_so_many_pictures_of_each_class_once(image_run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent / "benchmarks"))
+    from mixture import embedded
+
+    image_run.pairs(tmp_path / "data" / "train", {"red": 3, "blue": 5})
+    asked = tmp_path / "data", image_run.path / "base", "train", 2, tmp_path / "new" / "cache"
+    features, labels = embedded(*asked)
+    assert (len(features), labels.tolist()) == (4, [0, 0, 1, 1])
+    monkeypatch.setattr("mixture.load_encoder", None)  # not needed again
+    assert (embedded(*asked)[0] == features).all()

@@ -1,7 +1,5 @@
 """LoRA adapters in PEFT's layout, written by hand, and the dense tensors that they stand for."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

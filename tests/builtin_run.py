@@ -1,7 +1,5 @@
 """A run whose tasks have classifiers of their own: a bare encoder of texts, and two tasks with words of their own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

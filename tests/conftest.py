@@ -1,7 +1,5 @@
 """One thread for small models, and runs that many tests look at and none changes, made once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

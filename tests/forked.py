@@ -6,8 +6,6 @@ the fork. Nothing waits for the disk: what a killed process has written is there
 process and gives what asks it; there one JSON object a line goes in, and one answer a line comes out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

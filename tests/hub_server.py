@@ -4,8 +4,6 @@ Importing this points huggingface_hub at it, for the whole test process: no test
 what it holds; `Hub.requests` are what it was asked for.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """A run of two tasks on a tiny encoder, each of which knows two of the head's four classes; and labelled data."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

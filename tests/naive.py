@@ -5,8 +5,6 @@ to be valid: what the package must refuse is tested by hand elsewhere. Tasks cou
 the element index p to a NumPy scalar of the tensor's working type, so that every operation rounds as the text says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

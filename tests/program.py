@@ -1,7 +1,5 @@
 """A model sequence in files, and the program as a function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Model sequences for the tests of the engine, and the ways to put them on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Reads tensors of checkpoints as bytes, to be compared with what torch has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

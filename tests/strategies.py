@@ -4,8 +4,6 @@ Hypothesis draws the structure (tasks, names, shapes, types, what kind of number
 so that an example is quick to make and still shrinks to few tasks and few, small tensors.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """YAML and JSON into dataclasses: every problem in one error, under the name of its key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Literal

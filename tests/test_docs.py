@@ -1,7 +1,5 @@
 """The documentation: no dead link, every command exists with its options."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

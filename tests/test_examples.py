@@ -1,7 +1,5 @@
 """The examples run and end as they say."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import warnings

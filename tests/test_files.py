@@ -1,7 +1,5 @@
 """Atomic writes, bounded reads, and locks between processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

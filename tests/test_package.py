@@ -1,7 +1,5 @@
 """What an installed package holds: built here without the network by the declared backend."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

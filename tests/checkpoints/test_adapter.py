@@ -1,7 +1,5 @@
 """LoRA adapters as models: whose tensor a factor belongs to, which way round, how scaled; and what is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models by their names on the hub: cache first, only what is needed, one commit for good."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

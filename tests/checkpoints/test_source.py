@@ -1,7 +1,5 @@
 """Checkpoints come back as torch and the official safetensors library wrote them, or are refused with a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

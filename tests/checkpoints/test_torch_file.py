@@ -1,7 +1,5 @@
 """Files of torch.save come back as they were written, without running code and without more memory than they have."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """An output is there entirely or not at all, at every moment."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """`tmx eval`: checkpoints, merges that are not written, runs; tables, JSON and errors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

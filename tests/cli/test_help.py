@@ -1,7 +1,5 @@
 """The commands, how many options they have, and their help."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

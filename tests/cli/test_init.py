@@ -1,7 +1,5 @@
 """`tmx init`: a run directory of checkpoints that were trained elsewhere; and profiles by files named after tasks."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`tmx init` of a run that is there: data becomes profiles and kept samples."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

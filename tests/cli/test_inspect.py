@@ -1,7 +1,5 @@
 """`tmx inspect`: what a checkpoint holds, and who gave what to a merge."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`tmx merge`: what it takes to be merged, its options, JSON and exit codes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`tmx predict`: a table, files of labels, JSON and errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """`tmx prefer`: from what is known of the site to weights and intervals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

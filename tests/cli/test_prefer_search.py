@@ -1,7 +1,5 @@
 """`tmx prefer --labelled`: inputs with their labels, and the search on them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`tmx tailor`: what it prints, what it leaves, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

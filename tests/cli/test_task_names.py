@@ -1,7 +1,5 @@
 """Tasks by name on the command line and in Python."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What reaches the terminal, and how the program ends when nobody can read it or a signal stops it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

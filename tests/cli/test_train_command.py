@@ -1,7 +1,5 @@
 """`tmx train`: plans, trains, goes on, and says what is wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Files for readers: a text, a folder of pictures for each class, and real data where it is at hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks: every class in one task, every sample on one side, and errors that name what is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CIFAR-100 as an archive and as parquet is the same benchmark, and its pickles run nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Inputs are decoded in order, only those asked for, and files are read no more often than they must be."""
 
-from __future__ import annotations
-
 import io
 import threading
 

@@ -1,7 +1,5 @@
 """Class orders and tasks: permutations or errors that name the fault; sizes that differ by at most one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Readers of data: labels at once, inputs when asked for, and what cannot be read is counted and named."""
 
-from __future__ import annotations
-
 import io
 import json
 

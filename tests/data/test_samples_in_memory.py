@@ -1,7 +1,5 @@
 """Samples in memory: lists, columns, rows of tables, data sets of torch and of Hugging Face; and what is none."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

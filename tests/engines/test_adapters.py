@@ -1,7 +1,5 @@
 """Merges of LoRA adapters: equal to merges of the dense models that they stand for, to the byte, however they run."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

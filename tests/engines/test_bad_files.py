@@ -1,7 +1,5 @@
 """Bad input gets a clear error and leaves nothing behind; odd but good input works."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An input that is written to, replaced or unreadable while it is merged is noticed, and there is no output."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A merge by workers is the local merge, to the byte: all but Ray, with workers in this process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A bare base and tasks with classifiers of their own become one classifier that transformers loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`memory` bounds what a merge needs beyond the interpreter and its imports: the peak that the system saw."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """PEFT as the oracle: its own adapters stand for what its merge_and_unload makes of the base, and it loads ours."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Merges on a local Ray cluster, which all tests of the session share: same bytes, deaths, errors, strangers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One seed, one result: SHA-256 over everything that must not show in the output."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A merged sentence encoder pools as its base does: the folders of its modules come along."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

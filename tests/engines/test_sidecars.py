@@ -1,7 +1,5 @@
 """What lies beside merged weights: the card names the tasks, config.json the type, and nothing leads elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

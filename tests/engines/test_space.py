@@ -1,7 +1,5 @@
 """Disks that are too small: refused before values are read, and interrupted work is counted as there."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kills, full disks and vanishing inputs: no output or the whole right one, and a rerun ends with the right bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A merged Hugging Face directory loads with `from_pretrained`, and computes what the merged state dict computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """A merge to be killed or starved of disk space; `forked.py` has it done."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

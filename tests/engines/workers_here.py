@@ -1,7 +1,5 @@
 """Workers in this process, called one after the other: all of a cluster but Ray, for many cases in little time."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Accuracies against plain counting, and Wilson's interval against its definition."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """A bench's models are those of the files, one never changes another, and their features are made once."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two models on the same samples: exact chances, and corrections that another implementation gives too."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

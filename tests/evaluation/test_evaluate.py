@@ -1,7 +1,5 @@
 """Checkpoints, merges and runs on labelled data give what a plain loop over files gives."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

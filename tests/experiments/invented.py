@@ -1,7 +1,5 @@
 """Records of experiments that never were."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, ScaleRecord, SequenceRecord

@@ -1,7 +1,5 @@
 """An experiment of every kind on tiny models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is said of the committed records is what they hold: summary, reports, README's table, the docs' tables."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from statistics import mean

@@ -1,7 +1,5 @@
 """Environments are drawn as the paper says, and say where the supply falls short."""
 
-from __future__ import annotations
-
 import pytest
 
 from tunable_magmax.data.benchmark import Benchmark, Task

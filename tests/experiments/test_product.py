@@ -1,7 +1,5 @@
 """What an experiment measures is what the product makes: the same merge, the same head, the same words."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

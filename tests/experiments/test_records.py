@@ -1,7 +1,5 @@
 """Records are read back as they were written, and those of one row are put together."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

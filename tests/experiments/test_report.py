@@ -1,7 +1,5 @@
 """Tables hold the numbers of the records, recomputed here in another way; reports are whole and made the same again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Experiments in miniature: every kind of job, killed and resumed; and every shipped configuration is planned."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

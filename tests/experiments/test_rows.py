@@ -1,7 +1,5 @@
 """Names of rows: each says how a model is made and how its answers are read, and reads back to the same row."""
 
-from __future__ import annotations
-
 import pytest
 
 from tunable_magmax.errors import InputError

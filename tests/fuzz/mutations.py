@@ -1,7 +1,5 @@
 """Turns a valid file into a bad one, from a seed: values, structure, text and bytes."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

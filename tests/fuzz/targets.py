@@ -1,7 +1,5 @@
 """Files that the program reads, valid ones to begin with, and what is done with a bad one of each kind."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

@@ -3,8 +3,6 @@
 A case is known by its kind and its number: `attempt(folder, kind, number)` runs it again.
 """
 
-from __future__ import annotations
-
 import resource
 import signal
 import sys

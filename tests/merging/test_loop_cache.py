@@ -1,7 +1,5 @@
 """Compiled loops are kept for the next run, in a directory that is the user's alone; without one, loops still work."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

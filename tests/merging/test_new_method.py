@@ -1,7 +1,5 @@
 """A method is one class and one line in the table, on every device: numba's kernels, a GPU's, and files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs of the GPU: run by Triton's interpreter on the CPU, and compiled for a GPU without one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`tsv` against numpy's own singular value decomposition, its limits, and that it is the same wherever it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

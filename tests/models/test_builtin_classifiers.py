@@ -1,7 +1,5 @@
 """Classifiers of transformers: what their last layer reads, and how a fitted head becomes tensors that they load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

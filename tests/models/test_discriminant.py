@@ -1,7 +1,5 @@
 """The probe: a linear discriminant that knows how sure it may be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

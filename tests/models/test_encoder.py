@@ -1,7 +1,5 @@
 """Encoders embed as their transformers models do, from the layouts in which those are saved."""
 
-from __future__ import annotations
-
 import hashlib
 
 import adapters

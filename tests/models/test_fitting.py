@@ -1,7 +1,5 @@
 """A head fitted in closed form: the discriminant it says it is, for the site's shares, and never worse than the old."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

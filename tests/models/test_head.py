@@ -1,7 +1,5 @@
 """Heads score as the models they are made from, and come back from their files as they were."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Prepared inputs are what the encoder's own preparation makes of the same samples."""
 
-from __future__ import annotations
-
 import json
 import threading
 

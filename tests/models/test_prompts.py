@@ -1,7 +1,5 @@
 """Templates have one place for the class name, and names are written as people write them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tunable_magmax.errors import InputError

@@ -1,7 +1,5 @@
 """What is trained is what is kept: the image tower of two-tower models, and of others all that gets a gradient."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

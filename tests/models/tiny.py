@@ -1,7 +1,5 @@
 """Tiny models with random weights, saved as their real ones are: config.json, weights, and processor or tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

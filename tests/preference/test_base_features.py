@@ -1,7 +1,5 @@
 """Preferences from the base's embeddings: mixtures are found again, and the error that is expected is the error."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The paper's estimators from inputs: Sinkhorn against POT and exact transport; transport, cosine and MMD by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

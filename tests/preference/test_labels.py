@@ -1,7 +1,5 @@
 """Preferences from labels."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

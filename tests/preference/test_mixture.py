@@ -1,7 +1,5 @@
 """The posterior of the mixture: against exact enumeration, on data drawn from the model, and what may not matter."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

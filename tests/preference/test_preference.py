@@ -1,7 +1,5 @@
 """The preference itself: normalisation, the alpha schedule, refusals, the file."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

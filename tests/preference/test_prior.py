@@ -1,7 +1,5 @@
 """The site prior: its shares, its eps, the bias that it gives a head, and its place in a preference file."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

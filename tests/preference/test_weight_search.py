@@ -1,7 +1,5 @@
 """A search ends when it gets no better."""
 
-from __future__ import annotations
-
 from tunable_magmax.preference.search import PATIENCE, search
 
 

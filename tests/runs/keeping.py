@@ -1,7 +1,5 @@
 """Keeps samples of a task as training and `tmx init` do: the files, then the entry in run.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tunable_magmax.data.samples import Samples

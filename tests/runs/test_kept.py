@@ -1,7 +1,5 @@
 """Kept samples: what is drawn, that files are whole, safe and read back exactly, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

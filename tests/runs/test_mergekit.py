@@ -1,7 +1,5 @@
 """The same YAML gives mergekit's numbers. Needs mergekit-yaml (0.1.5) on PATH, from an environment of its own."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

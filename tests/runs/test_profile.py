@@ -1,7 +1,5 @@
 """The profile and its file."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

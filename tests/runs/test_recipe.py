@@ -1,7 +1,5 @@
 """Run directories and YAML configurations: what is read, and what is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

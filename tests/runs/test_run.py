@@ -1,7 +1,5 @@
 """Run directories: what is read, what is written, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

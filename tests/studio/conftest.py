@@ -1,7 +1,5 @@
 """A studio on a small run, with its events in a list."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

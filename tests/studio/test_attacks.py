@@ -1,7 +1,5 @@
 """Other pages, other names for this machine, strange names of files, and too much of everything."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

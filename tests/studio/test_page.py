@@ -1,7 +1,5 @@
 """The page in a real browser: Debian's Chromium, driven by Playwright, on small runs."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

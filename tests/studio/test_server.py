@@ -1,7 +1,5 @@
 """What the page can do: measure, upload, write a model and take it home."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import shutil

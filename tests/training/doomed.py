@@ -1,7 +1,5 @@
 """A training to be killed at a given moment; `forked.py` has it done."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sequences of ordinary classifiers: the encoder of the task before, and a new classifier for each task."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

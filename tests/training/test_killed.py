@@ -1,7 +1,5 @@
 """A run that was killed, at whatever moment, ends as one that was not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

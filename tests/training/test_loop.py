@@ -1,7 +1,5 @@
 """The loop: tasks are what a plain loop of PyTorch gives; its random numbers, learning rate and augmentation."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

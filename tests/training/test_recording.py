@@ -1,7 +1,5 @@
 """Records of other people's training loops: by Trainer's callback, and by two lines of any loop."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Runs: reproducible, complete, readable by the rest of the package, and refused where they do not fit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """run.yaml: read in full, told back in full, and every problem of a file at once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Small data and tiny models to train, and ways to look at what a run left."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A comparison counts what `eval` counts, fits every model's head alike, and says what the samples can tell."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

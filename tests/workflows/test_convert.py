@@ -1,7 +1,5 @@
 """`tmx convert`: any readable checkpoint as safetensors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples that a run keeps are in nothing that leaves it: merges, tailored models, conversions, exports, pushes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Models with classifiers of their own are evaluated, compared, used and tailored without a head file."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

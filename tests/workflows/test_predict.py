@@ -1,7 +1,5 @@
 """Labels and probabilities are those of encoder and head, from any kind of input, a batch at a time."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

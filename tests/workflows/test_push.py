@@ -1,7 +1,5 @@
 """`tmx push`: a model directory becomes one commit on the hub, and can be used from there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The search on labelled samples is no worse than its starts, ends when it should, and is one for one seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import builtin_run

@@ -1,7 +1,5 @@
 """Sweeps: a point is what a merge makes, its accuracy is that of the tailored model."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Tailoring: one directory with all that a site needs, whole or not at all, and what it tells is what it holds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

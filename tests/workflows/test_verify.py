@@ -1,7 +1,5 @@
 """`tmx inspect --verify`: any difference between a merged checkpoint, its report and its inputs is found."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,19 @@ class LabelledRun:
             rows.writerow(["text", "label"])
             rows.writerows([text, name] for name, count in counts.items() for text in self.inputs(name, count, seed))
         return path
+
+
+def keeping(run: LabelledRun, folder: Path, each: int, source: str = "evaluation") -> LabelledRun:
+    """A copy of a run that keeps so many samples of each class."""
+    from runs.keeping import keep_samples
+
+    from tunable_magmax.data.source import open_samples
+
+    copied = LabelledRun(shutil.copytree(run.path, folder), run.kind)
+    for t, classes in enumerate(TASKS.values()):
+        data = run.pairs(folder / f"kept-data-{t}", dict.fromkeys(classes, each), seed=900)
+        keep_samples(Run.open(folder), t, open_samples(data), source=source)
+    return copied
 
 
 def enter(path: Path, rows: dict[str, np.ndarray], logit_scale: float) -> Run:

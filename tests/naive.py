@@ -55,9 +55,8 @@ def naive_merge(
     out_dtype: torch.dtype | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
-    rounds: int = 1,
 ) -> NaiveResult:
-    """The merge of docs/method.md; `rounds` is the K of the paper's Algorithm 1."""
+    """The merge of docs/method.md."""
     layout = Layout(base, tasks, include, exclude)
     T, d = len(tasks), len(layout.elements)
     tau = {t: layout.task_vector(t) for t in range(1, T + 1)}
@@ -69,7 +68,7 @@ def naive_merge(
         scopes = [layout.elements] if scope == "model" else list(layout.elements_of.values())
         for elements in scopes:
             n = list(budget) if budget is not None else naive_budget(weights or [1] * T, len(elements))
-            here, unowned = assign(elements, tau, n, compare=compare, seed=seed, rounds=rounds)
+            here, unowned = assign(elements, tau, n, compare=compare, seed=seed)
             owners.update(here)
             leftovers += unowned
             used_budget = [a + b for a, b in zip(used_budget, n, strict=True)]
@@ -225,7 +224,7 @@ def naive_budget(weights: Sequence[object], elements: int) -> list[int]:
 # --- section 3: who owns an element ---------------------------------------------------------------
 
 
-def assign(elements, tau, n, *, compare, seed, rounds):
+def assign(elements, tau, n, *, compare, seed):
     """Owners of `elements` under the budget n, and how many were nobody's before the leftovers were given out."""
     tasks = list(tau)
     size = {t: {p: abs(float(tau[t][p])) for p in elements} for t in tasks}
@@ -233,18 +232,16 @@ def assign(elements, tau, n, *, compare, seed, rounds):
     own: dict[int, set[int]] = {t: set() for t in tasks}
     unowned = set(elements)
 
-    for _ in range(rounds):
-        for t in reversed(tasks):
-            if n[t] == 0:
-                continue
-            rivals = [s for s in tasks if s < t and (compare == "all" or n[s] > 0)]
-            candidates = {p for p in unowned if all(size[t][p] >= size[s][p] for s in rivals)}
-            room = n[t] - len(own[t])
-            if len(candidates) > room:
-                order = sorted((lottery(seed, 0, t, p), p) for p in candidates)
-                candidates = {entry[-1] for entry in order[:room]}
-            own[t] |= candidates
-            unowned -= candidates
+    for t in reversed(tasks):
+        if n[t] == 0:
+            continue
+        rivals = [s for s in tasks if s < t and (compare == "all" or n[s] > 0)]
+        candidates = {p for p in unowned if all(size[t][p] >= size[s][p] for s in rivals)}
+        if len(candidates) > n[t]:
+            order = sorted((lottery(seed, 0, t, p), p) for p in candidates)
+            candidates = {p for _, p in order[: n[t]]}
+        own[t] |= candidates
+        unowned -= candidates
 
     leftovers = len(unowned)
     for t in tasks:

@@ -3,16 +3,11 @@
 from pathlib import Path
 
 import torch
+from sequences import data_of
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """Row-major bytes, as numpy sees them."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().clone(memory_format=torch.contiguous_format).view(whole).numpy().tobytes("C")
 
 
 def read(checkpoint: Checkpoint, name: str) -> bytes:
@@ -27,7 +22,7 @@ def holds(path: Path, expected: dict[str, torch.Tensor]) -> None:
         for name, tensor in expected.items():
             info = checkpoint.tensors[name]
             assert (info.name, info.shape, torch_dtype(info.dtype)) == (name, tuple(tensor.shape), tensor.dtype)
-            assert read(checkpoint, name) == raw(tensor)
+            assert read(checkpoint, name) == data_of(tensor)
 
 
 def of_all_types() -> dict[str, torch.Tensor]:

@@ -70,9 +70,6 @@ def test_a_link_in_place_of_a_lock_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "data"
 
 
-# -- JSON of others ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored import holds, of_all_types, raw, read
+from sequences import data_of
+from stored import holds, of_all_types, read
 
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
@@ -60,7 +61,7 @@ def test_parameters_and_views_come_out_row_major(tmp_path: Path, legacy: bool) -
         assert checkpoint.in_memory >= whole.nbytes, "views are held in memory"
         piece = bytearray(11)
         checkpoint.read_into("columns", 5, memoryview(piece))
-        assert piece == raw(expected["columns"])[5:16]
+        assert piece == data_of(expected["columns"])[5:16]
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -80,7 +81,7 @@ def test_tied_tensors_keep_the_first_name(tmp_path: Path, legacy: bool) -> None:
     with open_checkpoint(tmp_path / "x.pt") as checkpoint:
         assert checkpoint.aliases == {"a.same": "z.first"}
         assert list(checkpoint.tensors) == [name for name in state if name != "a.same"]
-        assert all(read(checkpoint, name) == raw(state[name]) for name in checkpoint.tensors)
+        assert all(read(checkpoint, name) == data_of(state[name]) for name in checkpoint.tensors)
 
 
 class Evil:

@@ -134,26 +134,3 @@ def test_a_benchmark_in_a_file(tmx, benched, tmp_path):
     (tmp_path / "run.yaml").write_text("- texts")
     result = tmx("eval", benched.path / "first", "--data", tmp_path / "run.yaml", *CPU)
     assert "run.yaml: expected a mapping with the section 'benchmark'" in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        ("{new}/nothing --data {site}", "nothing"),
-        ("{run}", "run.json names no benchmark"),
-        ("{run} --checkpoint frist --data {site}", "did you mean 'first'"),
-        ("{run} --checkpoint first --weights 1,2", "without options of a merge"),
-        ("{run}/first --weights 1,2", "is a checkpoint"),
-        ("{run}/first --data {site} --head {new}/nothing", "nothing"),
-        ("{run}/first --data {site} --run {site}", "has no run.json"),
-        ("{new}/model --data {site}", "which head"),
-        ("{new}/run --weights 1,2 --data {site}", "names no classifier head"),
-    ],
-)
-def test_bad_input(tmx, image_run, site, tmp_path, arguments, value):
-    shutil.copytree(image_run.path / "base", tmp_path / "model")
-    run = shutil.copytree(image_run.path, tmp_path / "run")
-    record = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**record, "classifier": None}))
-    result = tmx("eval", *arguments.format(run=image_run.path, site=site, new=tmp_path).split(), *CPU)
-    assert (result.code, result.out, value in result.err) == (2, "", True)

@@ -57,10 +57,3 @@ def test_names_that_are_not_utf_8(tmx, image_run, photos, tmp_path):
         assert "caf\\udce9.png" in (tmp_path / name).read_text().replace("\\\\", "\\")
     assert "caf\\udce9.png" in tmx(*command).out
     assert json.loads(tmx(*command, "--json").out)["predictions"][0]["input"].endswith("caf\udce9.png")
-
-
-def test_nothing_is_written_if_something_is_refused(tmx, image_run, photos, tmp_path):
-    command = ("predict", image_run.path / "first", photos, *CPU)
-    result = tmx(*command, "-o", tmp_path / "a.xlsx")
-    assert (result.code, str(tmp_path / "a.xlsx") in result.err) == (2, True)
-    assert not list(tmp_path.iterdir())

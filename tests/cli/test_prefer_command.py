@@ -37,16 +37,10 @@ def run(sequence):
     return folder
 
 
-@pytest.fixture
-def site(tmp_path):
-    """Files about a site that is three quarters cars and one quarter flowers."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    labels = ["bus"] * 15 + ["van"] * 15 + ["rose"] * 5 + ["lily"] * 5
-    (folder / "labels.txt").write_text("\n".join(labels) + "\n")
-    (folder / "labels.csv").write_text("id,label\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels)))
-    (folder / "indices.jsonl").write_text("".join(f'{{"label": {CLASSES.index(label)}}}\n' for label in labels))
-    return folder
+@pytest.fixture(scope="module")
+def pairs(image_run, tmp_path_factory):
+    """Nine images of the first task's classes and three of the second's."""
+    return image_run.pairs(tmp_path_factory.mktemp("site") / "site", {"red": 5, "blue": 4, "green": 3})
 
 
 def weights(path):
@@ -82,10 +76,16 @@ def test_what_is_no_preference_is_not_replaced(tmx, run, tmp_path, content):
     assert (tmp_path / "mine").read_text() == content
 
 
-@pytest.mark.parametrize("name", ["labels.txt", "labels.csv", "indices.jsonl"])
-def test_labels(tmx, run, site, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "head", "row"),
+    [("l.txt", "", "{0}\n"), ("l.csv", "id,label\n", "7,{0}\n"), ("l.jsonl", "", '{{"label": {1}}}\n')],
+)
+def test_labels(tmx, run, tmp_path, name, head, row):
+    """Three quarters are of cars, one quarter of flowers."""
+    labels = ["bus"] * 15 + ["van"] * 15 + ["rose"] * 5 + ["lily"] * 5
+    (tmp_path / name).write_text(head + "".join(row.format(label, CLASSES.index(label)) for label in labels))
     out = tmp_path / "site.json"
-    result = tmx("prefer", run, "--labels", site / name, "-o", out)
+    result = tmx("prefer", run, "--labels", tmp_path / name, "-o", out)
     assert result.code == 0, result.err
     found = Preference.load(out)
     assert found.weights == pytest.approx((0, 0.75, 0.25), abs=0.05)
@@ -118,52 +118,12 @@ def test_unknown_labels_are_named(tmx, run, tmp_path):
     assert result.err == "warning: 1 ('zebra') of 2 labels belong to no task and were left out\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "prepare", "says"),
-    [
-        ("", None, "what is known of the site?"),
-        ("--weights 1,1", None, "2 weights for 3 tasks"),
-        ("--weights 1,x,1", None, "should be numbers with commas"),
-        ("--weights 0,0,0", None, "all weights are zero"),
-        ("--weights 1/0,1,1", None, "'1/0', expected a finite number"),
-        ("--weights 1e500,1,1", None, "'1e500', expected a number that a float64 can hold"),
-        ("--weights=-1,0,0", None, "weight 1 is negative (-1.0)"),
-        ("--alpha nan", None, "alpha must be a finite number"),
-        ("--alpha 1 --equal", None, "give one of them"),
-        ("--equal --labels {site}/labels.txt", None, "give one of them"),
-        ("--equal --method ot", None, "needs samples of the site"),
-        ("--labels {site}/labels.txt --method ot", None, "give inputs"),
-        ("--labels {site}/labels.txt --method probe", None, "method probe takes inputs"),
-        ("--inputs {site}/labels.txt --method label", None, "give labels"),
-        (
-            "--inputs {site}/labels.txt --labels {site}/labels.txt --method ot",
-            None,
-            "takes inputs, not",
-        ),
-        ("--labels {site}/none.txt", None, "does not exist"),
-        ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("zebra\n"), "belong to no task"),
-        ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("\n"), "holds no samples"),
-        ("--inputs {site}/x.npy", lambda s: (s / "x.npy").write_bytes(b"x"), "error: "),
-        ("--equal -o {run}/run.json", None, "exists and is no preference file"),
-        ("--equal --seed -1", None, "seed"),
-    ],
-)
-def test_bad_input(tmx, run, site, arguments, prepare, says):
-    if prepare is not None:
-        prepare(site)
-    result = tmx("prefer", run, *arguments.format(run=run, site=site).split())
-    assert result.code == 2, result.out
-    assert says in result.err
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
-    assert result.out == ""
-
-
-def test_a_profile_of_another_task_is_refused(tmx, run, site):
+def test_a_profile_of_another_task_is_refused(tmx, run, tmp_path):
+    (tmp_path / "labels.txt").write_text("bus\n")
     record = json.loads((run / "run.json").read_text())
     record["tasks"][0]["profile"] = "profiles/cars.safetensors"
     (run / "run.json").write_text(json.dumps(record))
-    result = tmx("prefer", run, "--labels", site / "labels.txt")
+    result = tmx("prefer", run, "--labels", tmp_path / "labels.txt")
     assert result.code == 2
     assert "is the profile of task 'cars', but run.json lists it under 'birds'" in result.err
 
@@ -215,19 +175,11 @@ def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, te
     assert errors[1] > 0.5
 
 
-@pytest.fixture
-def pictures(image_run, tmp_path):
-    """Class folders of seven pictures of one task and one of the other, and a picture that cannot be read."""
-    folder = image_run.pairs(tmp_path / "pictures", {"green": 7, "red": 1}, seed=900)
-    (folder / "red" / "broken.png").write_text("?")
-    return folder
-
-
-def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pictures, tmp_path):
+def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pairs, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
     for name, method, encoder in (("first", "ot", "encoder"), ("base", "auto", "base"), ("base", "probe", "base")):
         shutil.copy(run / "second" / "model.safetensors", run / name)
-        result = tmx("prefer", run, "--inputs", pictures, "--method", method)
+        result = tmx("prefer", run, "--inputs", pairs, "--method", method)
         assert (result.code, f"the profile of task 'first' belongs to another {encoder}" in result.err) == (2, True)
 
 
@@ -248,3 +200,33 @@ def test_a_name_of_a_class_and_a_task_is_a_class(tmx, run, tmp_path):
     result = tmx("prefer", run, "--labels", tmp_path / "names.txt")
     assert result.code == 2  # as classes, they need all profiles
     assert "missing: 'bus'" in result.err
+
+
+# -- inputs with their labels -----------------------------------------------------------------------------------------
+
+
+def test_a_search_from_pairs_to_a_merge(tmx, image_run, pairs, tmp_path):
+    out = tmp_path / "site.json"
+    given = ("--labelled", pairs, "--method", "search", "--device", "cpu", "--trials", "5", "-o", out)
+    result = tmx("prefer", image_run.path, *given)
+    assert (result.code, result.err) == (0, "")
+    found = Preference.load(out)
+    assert (found.method, found.provenance["trials"]) == ("search", 5)
+    assert f"{found.provenance['accuracy']:.1%}" in result.out
+    assert tmx("merge", image_run.path, "--preference", out, "-o", tmp_path / "m.safetensors").code == 0
+
+
+@pytest.mark.parametrize("method", ["auto", "label"])
+def test_pairs_give_their_labels(tmx, image_run, pairs, method):
+    found = json.loads(tmx("prefer", image_run.path, "--labelled", pairs, "--method", method, "--json").out)
+    assert found == json.loads(tmx("prefer", image_run.path, "--labels", pairs, "--json").out)
+    assert found["preference"]["method"] == "label"
+    assert found["preference"]["weights"] == pytest.approx([0.7, 0.3], abs=0.1)
+
+
+def test_pairs_give_their_inputs(tmx, image_run, pairs):
+    given = ("--method", "cosine", "--device", "cpu", "--json")
+    paired = json.loads(tmx("prefer", image_run.path, "--labelled", pairs, *given).out)
+    alone = json.loads(tmx("prefer", image_run.path, "--inputs", pairs, *given).out)
+    assert paired["preference"] == alone["preference"]
+    assert paired["warnings"] == alone["warnings"] == []

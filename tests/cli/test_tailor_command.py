@@ -69,26 +69,3 @@ def test_json(tmx, text_run, tmp_path):
     assert set(told["files"]) == {file.name for file in out.iterdir()} - {"tmx-report.json"}
     again = json.loads(tmx("tailor", text_run.path, "--labelled", pairs, "-o", out, "--json", *CPU).out)
     assert (told["already_complete"], again["already_complete"], again["merge"]) == (False, True, told["merge"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ("--equal", "where should the model go?"),
-        ("-o OUT", "what is known of the site?"),
-        ("--equal --method autos -o OUT", "unknown method 'autos' (did you mean 'auto'?)"),
-        ("--equal --scale far -o OUT", "far"),
-        ("--equal --scale -1 -o OUT", "scale is -1.0, a step away from what the tasks learned"),
-        ("--weights 1,2,3 -o OUT", "3 weights for 2 tasks"),
-        ("--inputs nowhere -o OUT", "nowhere"),
-        ("--equal --head best -o OUT", "best"),
-        ("--equal --seed -1 -o OUT", "seed is -1"),
-        ("--equal -o out.safetensors", "is one file, but a tailored model is a directory"),
-    ],
-)
-def test_what_is_refused(tmx, image_run, tmp_path, monkeypatch, arguments, text):
-    monkeypatch.chdir(tmp_path)
-    result = tmx("tailor", image_run.path, *arguments.split())
-    assert (result.code, result.out) == (2, "")
-    assert text in result.err
-    assert list(tmp_path.iterdir()) == []

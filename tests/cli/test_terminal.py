@@ -171,9 +171,6 @@ def test_memory_that_the_system_refuses(hostile: Path, tmx, monkeypatch: pytest.
     assert "--memory" in json.loads(refused.out)["error"]["message"]
 
 
-# -- disks and folders -------------------------------------------------------------------------------------------------
-
-
 def test_a_name_that_is_too_long_is_said_plainly(sequence, tmx, tmp_path):
     result = tmx("merge", *sequence.arguments, "-o", tmp_path / ("x" * 250), "--json")
     assert result.code == 1

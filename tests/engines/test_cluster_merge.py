@@ -69,9 +69,6 @@ def test_only_counts_and_keys_travel(tmp_path) -> None:
     assert workers.travelled < 4 * 2_000_000 / 8 / 4
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
 def test_values_that_cannot_be_merged_are_counted_over_all_workers(tmp_path) -> None:
     base, tasks = sequence(3, SMALL)
     tasks[1]["a.weight"].view(-1)[[0, 500, 1022]] = torch.tensor([float("nan"), float("inf"), float("-inf")])
@@ -91,9 +88,6 @@ def test_a_worker_that_sees_other_files(files, tmp_path, monkeypatch) -> None:
         monkeypatch.setattr(cluster_module, "Inputs", lambda base, tasks, options, seen=seen: Inputs(*seen, options))
         with pytest.raises(ClusterError, match="file system"):
             merge_by_workers_here(files, tmp_path / "out", 2)
-
-
-# -- division ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 5000), max_size=8), st.lists(st.integers(0, 5000), max_size=3), st.integers(1, 9))

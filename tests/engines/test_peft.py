@@ -96,9 +96,6 @@ def test_equals_merge_and_unload(make, config, tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
 
 
-# -- merges that stay an adapter --------------------------------------------------------------------------------------
-
-
 def adapters(make: Callable[[], nn.Module], folder: Path, *configs: dict[str, Any]) -> tuple[Path, list[Path]]:
     """The checkpoint of a model and adapters on it, trained apart."""
     torch.manual_seed(0)

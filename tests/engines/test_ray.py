@@ -96,9 +96,6 @@ def test_a_method_in_a_file_of_the_users_own(cluster, files, tmp_path) -> None:
     assert digests(tmp_path / "ray") == digests(tmp_path / "local")
 
 
-# -- the cluster ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "head", "ray://head:10001", "10.0.0.1:6379"])
 def test_bad_addresses(cluster, monkeypatch, files, tmp_path, address) -> None:
     if address != "10.0.0.1:6379":  # else: this process has joined another cluster

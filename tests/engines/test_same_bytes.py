@@ -72,9 +72,6 @@ def files(models, tmp_path_factory) -> tuple[Path, list[Path]]:
     return save_sequence(tmp_path_factory.mktemp("files"), *models)
 
 
-# -- memory, threads, files, processes ------------------------------------------------------------------------------
-
-
 def spilled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Let every plan keep its planes on disk; the list tells where they were."""
     seen: list[Path] = []
@@ -161,9 +158,6 @@ def test_two_processes_and_a_second_run(files, tmp_path) -> None:
         assert digests(tmp_path / "out") == first
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
-
-
 def by_kernels(monkeypatch: pytest.MonkeyPatch, kernels: object, models: Models, options: dict[str, Any]) -> Merged:
     with monkeypatch.context() as patch:
         patch.setattr(state_dicts, "kernels_for", lambda device: kernels)
@@ -183,9 +177,6 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
                 found = by_kernels(patch, native, (base, tasks), options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
             assert found.report == wanted.report, (options, chunk, span)
-
-
-# -- golden -----------------------------------------------------------------------------------------------------------
 
 
 def integer_sequence() -> Models:

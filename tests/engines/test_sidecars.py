@@ -27,9 +27,6 @@ def checkpoint(folder: Path, kind: torch.dtype, value: float, **config: str) -> 
     return folder
 
 
-# -- names of tasks ---------------------------------------------------------------------------------------------------
-
-
 def test_the_card_holds_names_whatever_they_look_like(files, tmp_path) -> None:
     merge_checkpoints(*files, tmp_path / "out", names=("birds", "a|b\n`c`", "birds"))
     rows = [row for row in (tmp_path / "out" / "README.md").read_text().splitlines() if row.startswith("| task ")]
@@ -52,9 +49,6 @@ def test_a_base_is_not_named_after_what_it_was_made_of(tmp_path) -> None:
         assert "ancestor" not in (tmp_path / "out" / name).read_text()
 
 
-# -- config.json ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_bfloat16_base_with_float32_tasks_is_float32(tmp_path: Path, key: str) -> None:
     base = checkpoint(tmp_path / "base", torch.bfloat16, 0.0, **{key: "bfloat16"})
@@ -73,9 +67,6 @@ def test_mixed_types_are_told(tmp_path: Path) -> None:
     assert not merge_checkpoints(base, [task], tmp_path / "half", scale=1, out_dtype="bfloat16").warnings
     for out in ("out", "half"):
         assert json.loads((tmp_path / out / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-# -- links ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_leads_outside_stays_outside(tmp_path: Path) -> None:

@@ -68,8 +68,6 @@ def state(out: Path, *complete: dict[str, str]) -> int | None:
     return complete.index(found)
 
 
-# -- kills ------------------------------------------------------------------------------------------------------------
-
 MODES = {
     "directory": ("out", {}),
     "one file": ("out.safetensors", {}),
@@ -133,9 +131,6 @@ def test_killed_at_all_steps(victim, tmp_path, mode) -> None:
     kill_at_steps(victim, tmp_path, mode, early=1, late=1)
 
 
-# -- disks that fill up -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("limit", [0, 600, 5000])
 def test_files_that_may_not_grow(victim, tmp_path, limit) -> None:
     out = tmp_path / "out"
@@ -145,9 +140,6 @@ def test_files_that_may_not_grow(victim, tmp_path, limit) -> None:
     assert [path.name for path in tmp_path.iterdir()] in ([], ["out.log"])
     assert victim.merge(out, {"seed": 1})["done"]
     assert digests(out) == digests(victim.output({"seed": 1}))
-
-
-# -- going on --------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_merge_begins_anew_and_says_so(victim, tmp_path) -> None:

@@ -96,9 +96,6 @@ def test_scores_that_are_no_numbers():
         counted([[0.0, 1.0], [math.nan, 1.0]], [0, 0], classes=("ant", "bee"))
 
 
-# -- sequences of tasks ----------------------------------------------------------------------------------------------
-
-
 @st.composite
 def matrices(draw):
     tasks = draw(st.integers(2, 6))

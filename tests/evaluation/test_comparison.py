@@ -74,8 +74,6 @@ def test_holm_refuses_what_the_step_down_procedure_refuses(values):
         assert {k for k, value in enumerate(corrected) if value <= alpha} == refused
 
 
-# -- on a mix of tasks -------------------------------------------------------------------------------------------------
-
 TASKS = np.repeat([0, 1, 2], [40, 20, 10])
 
 

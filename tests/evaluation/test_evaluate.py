@@ -72,9 +72,6 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
     assert [step for step in steps if step[0] == "embedding"][-1] == ("embedding", 42, 42)
 
 
-# -- labels and tasks --------------------------------------------------------------------------------------------------
-
-
 def test_labels_by_name_or_by_index(tmp_path):
     (tmp_path / "names.csv").write_text("text,label\na,dog\nb,cat\n")
     (tmp_path / "indices.csv").write_text("text,label\na,1\nb,0\n")
@@ -102,9 +99,6 @@ def test_tasks_that_share_classes_are_left_out(tmp_path):
         label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
 
 
-# -- finding the head --------------------------------------------------------------------------------------------------
-
-
 def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     folder = merged(image_run.path, tmp_path / "site-model")
     found = evaluate(folder, site, reading=CPU)
@@ -125,9 +119,6 @@ def test_a_run_is_found_though_its_base_lies_elsewhere(image_run, site, tmp_path
     (run / "run.json").write_text(json.dumps({**record, "base": str(tmp_path / "base")}))
     tmx.merge_checkpoints(tmp_path / "base", [run / "first", run / "second"], tmp_path / "merged")
     assert evaluate(tmp_path / "merged", site, reading=CPU).accuracy.by_task.keys() == {"first", "second"}
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 def test_unreadable_images(image_run, site):

@@ -1,25 +1,28 @@
-"""The built-in benchmark: its characters are real and different, its pictures depend on their own numbers only."""
+"""The built-in benchmark: characters are different, pictures depend on their own numbers only; and its encoder."""
 
 import numpy as np
 import pytest
+import torch
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.experiments import glyph_encoder
+from tunable_magmax.experiments.glyph_encoder import glyph_base, glyph_head
 from tunable_magmax.experiments.glyphs import (
     CHARACTERS,
     FONTS,
     OTHERS,
     SITE_STREAM,
     alphabets,
+    clean_glyphs,
     glyph_pictures,
     glyph_samples,
 )
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.prepared import embed_inputs
 
 
 def pixels(samples, positions):
     return [np.asarray(picture) for picture in samples.load(positions)]
-
-
-# -- characters -------------------------------------------------------------------------------------------------------
 
 
 def test_there_are_enough_characters_and_the_two_lists_share_none():
@@ -50,9 +53,6 @@ def test_more_classes_than_characters():
         glyph_samples(classes=most + 1)
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
-
-
 def test_pictures_do_not_depend_on_what_else_is_read():
     train, _ = glyph_samples(classes=10, train=6, test=2, seed=3)
     together = pixels(train, range(len(train)))
@@ -68,3 +68,32 @@ def test_seeds_parts_and_sites_hold_other_pictures():
     sites = [glyph_pictures(train.labels, 5, 0, SITE_STREAM + k) for k in range(2)]
     drawn = [picture.tobytes() for samples in (train, test, other, *sites) for picture in pixels(samples, range(20))]
     assert len(set(drawn)) == len(drawn)
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(glyph_encoder, "PICTURES_EACH", 2)
+    monkeypatch.setattr(glyph_encoder, "STEPS", 3)
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return load_encoder(glyph_base(tmp_path / "base"), "cpu")
+
+
+def test_one_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
+    before = torch.get_rng_state()
+    files = [(glyph_base(tmp_path / str(k), seed=seed) / "model.safetensors") for k, seed in enumerate((0, 0, 1))]
+    assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
+    assert (torch.get_rng_state() == before).all()  # the caller's random numbers are left alone
+
+
+def test_the_head_is_the_mean_of_the_clean_pictures(encoder):
+    classes = [alphabets()[0].names[k] for k in (7, 2, 30)]
+    head = glyph_head(encoder, classes)
+    assert head.classes == tuple(classes)
+    for row, pictures in zip(head.weight, clean_glyphs(classes), strict=True):
+        assert len(pictures) == len(FONTS)
+        embedded = embed_inputs(encoder, pictures)
+        mean = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
+        np.testing.assert_allclose(row / np.linalg.norm(row), mean / np.linalg.norm(mean), atol=1e-5)

@@ -139,9 +139,6 @@ def test_an_active_task_that_did_not_change_the_matrix_gives_nothing() -> None:
     assert torch.equal(merged.state_dict["b"], still["b"])
 
 
-# -- options and report -----------------------------------------------------------------------------------------------
-
-
 def test_scale_and_report() -> None:
     states = sequence(3)
     base, tasks = states[0], states[1:]
@@ -165,12 +162,6 @@ def test_without_matrices_it_is_the_average_to_the_bit() -> None:
     mean = tmx.merge_state_dicts(states[0], states[1:], method="average", weights=[1, 2, 3], scale=1)
     assert all(torch.equal(merged.state_dict[name], mean.state_dict[name]) for name in states[0])
     assert merged.report.warnings == ()
-
-
-# -- a session --------------------------------------------------------------------------------------------------------
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -230,9 +221,6 @@ def test_verify_allows_for_last_bits_and_not_for_another_method(files, tmp_path)
     assert failed == ["SHA-256 of the files"]
     failed = [check.what for check in verify_checkpoint(out, files[0], files[:0:-1]).checks if not check.ok]
     assert "values, derived again" in failed
-
-
-# -- where it does not run, and what it needs -------------------------------------------------------------------------
 
 
 def test_too_little_memory(tmp_path) -> None:

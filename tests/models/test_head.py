@@ -11,6 +11,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
 from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.prompts import read_templates, sentences
 from tunable_magmax.models.tower import image_tower
 
 CLASSES = ("hello", "good_bye", "my_bills", "pay")
@@ -132,3 +133,30 @@ def test_rows_follow_class_names():
     assert picked.digest != head.digest
     with pytest.raises(InputError, match=r"'aple' \(did you mean 'apple'\?\), 'zebra'"):
         head.select(["aple", "dog", "zebra"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("cifar10", r"no prompt templates are called 'cifar10' \(did you mean 'cifar100'\?\); known are cifar100, "),
+        ("a photo of {}.", "a photo of"),
+        ([], "found none"),
+        (["{}", "a photo.", "{} and {}", "a {name}.", 3], r"'a photo\.', '\{\} and \{\}', 'a \{name\}\.', 3"),
+    ],
+)
+def test_bad_templates(given, says):
+    with pytest.raises(InputError, match=says):
+        read_templates(given)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["n01443537", "n01484850"], "WordNet numbers, such as 'n01443537'.*give the classes' names in words"),
+        (["palm_tree", "palm tree"], "'palm_tree' and 'palm tree' both read 'palm tree'"),
+        (["cat", "__"], "'__' has nothing that can be read"),
+    ],
+)
+def test_names_that_say_nothing(names, says):
+    with pytest.raises(InputError, match=says):
+        sentences(names, ["{}"])

@@ -2,11 +2,11 @@
 
 import io
 import shlex
-import shutil
 import threading
 
 import numpy as np
 import pytest
+from labelled_run import keeping
 from runs.keeping import keep_samples
 
 from tunable_magmax import Preference
@@ -53,12 +53,7 @@ def test_without_a_method_a_point_has_the_one_that_its_weights_ask_for(page):
 @pytest.fixture
 def own_run(image_run, tmp_path):
     """A copy of the run that keeps samples, and no data beside them."""
-    shutil.copytree(image_run.path, tmp_path / "run")
-    run = Run.open(tmp_path / "run")
-    for t, classes in enumerate(run.classes.values()):
-        pairs = image_run.pairs(tmp_path / f"keep-{t}", dict.fromkeys(classes, 6), seed=300 + 50 * t)
-        keep_samples(run, t, open_samples(pairs), source="evaluation")
-    return Run.open(tmp_path / "run")
+    return Run.open(keeping(image_run, tmp_path / "run", 6).path)
 
 
 def test_without_data_points_are_measured_on_kept_samples_by_cross_validation(own_run, tmp_path):

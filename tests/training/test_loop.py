@@ -21,8 +21,6 @@ from tunable_magmax.training.loop import Learner, augment, draw_epoch, learning_
 
 CPU = torch.device("cpu")
 
-# -- a task is what a plain loop gives ---------------------------------------------------------------------------------
-
 OPTIONS = Optimisation(epochs=3, batch=4, lr=1e-3, warmup=2)
 
 
@@ -122,9 +120,6 @@ def test_out_of_memory_names_the_batch_size(tmp_path, error):
     assert not encoder.module.training
 
 
-# -- the learning rate rises, then falls as half a cosine --------------------------------------------------------------
-
-
 @given(st.integers(1, 400), st.integers(0, 500))
 def test_rises_to_the_peak_and_never_rises_again(steps, warmup):
     rates = [learning_rate(step, steps, 0.3, warmup) for step in range(steps)]
@@ -136,8 +131,6 @@ def test_rises_to_the_peak_and_never_rises_again(steps, warmup):
     if falling:
         assert falling[0] == 0.3
 
-
-# -- augmented images are what a plain loop over images and pixels gives -----------------------------------------------
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 3, 5, 7), dtype=np.uint8))
 NUMBERS = torch.from_numpy(np.random.default_rng(1).random((6, 4), dtype=np.float32))

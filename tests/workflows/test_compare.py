@@ -7,12 +7,12 @@ from dataclasses import replace
 import builtin_run
 import numpy as np
 import pytest
+from labelled_run import keeping
 from runs.keeping import keep_samples
 from scipy.stats import binomtest
 
 from tunable_magmax import Preference
 from tunable_magmax.data.memory import memory_samples
-from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation import bench as benches
 from tunable_magmax.evaluation.bench import Bench
@@ -41,13 +41,7 @@ def compare(run, preference, data, reading=CPU, **options):
 @pytest.fixture(scope="module")
 def kept(image_run, tmp_path_factory):
     """The run with a frozen head, and eight kept samples of each class."""
-    folder = tmp_path_factory.mktemp("kept")
-    shutil.copytree(image_run.path, folder / "run")
-    run = Run.open(folder / "run")
-    for t, classes in enumerate(TABLES):
-        samples = open_samples(image_run.pairs(folder / f"data-{t}", dict.fromkeys(classes, 8), seed=900))
-        keep_samples(run, t, samples, source="training")
-    return folder / "run"
+    return keeping(image_run, tmp_path_factory.mktemp("kept") / "run", 8, "training").path
 
 
 @pytest.fixture(scope="module")
@@ -203,22 +197,6 @@ def test_three_samples_have_no_verdict(kept, image_run, tmp_path):
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        ("{run} --preference {new}/none.json --data {site}", "none.json"),
-        ("{run} --preference {new}/site.json", "Give data"),
-        ("{run} --preference {new}/site.json --data {new}/bare.csv", "bare.csv"),
-        ("{new} --preference {new}/site.json --data {site}", "run.json"),
-    ],
-)
-def test_what_the_command_refuses(tmx, kept, site, tmp_path, arguments, value):
-    (tmp_path / "bare.csv").write_text("text\nhello\n")
-    LIKELY.save(tmp_path / "site.json")
-    result = tmx("compare", *arguments.format(run=kept, site=site, new=tmp_path).split())
-    assert (result.code, result.out, value in result.err) == (2, "", True)
 
 
 def test_labels_that_no_task_has(kept, image_run, tmp_path):

@@ -6,6 +6,7 @@ import builtin_run
 import pytest
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.preference.search import PATIENCE, search
 from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.options import Reading, SiteSources
@@ -64,10 +65,11 @@ def test_what_is_left_out_is_told(image_run, tmp_path):
     assert found.provenance["samples"] == 4
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_in_which_nothing_changed(image_run, tmp_path):
     run = changed(Run.open(image_run.path), checkpoint="base")
     with pytest.raises(InputError, match="no task changed anything"):
         found_for(run, image_run.pairs(tmp_path / "site", {"red": 1}))
+
+
+def test_it_ends_after_some_trials_that_get_no_better():
+    assert len(search(lambda weights: 1.0, [(1, 1), (1, 0), (0, 1)])) == 3 + PATIENCE

@@ -12,8 +12,7 @@ import builtin_run
 import numpy as np
 import pytest
 import torch
-from labelled_run import TASKS, LabelledRun
-from runs.keeping import keep_samples
+from labelled_run import TASKS, LabelledRun, keeping
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax import Preference, load_classifier, verify_checkpoint
@@ -40,18 +39,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of 
 COUNTS = {"red": 9, "blue": 5, "green": 6, "grey": 4}
 
 
-def with_kept(run: LabelledRun, folder: Path, source: str = "evaluation") -> LabelledRun:
-    """The same run with a few kept samples of each class."""
-    copy = LabelledRun(shutil.copytree(run.path, folder), run.kind)
-    for t, classes in enumerate(TASKS.values()):
-        data = copy.pairs(folder / f"kept-data-{t}", dict.fromkeys(classes, 10), seed=900)
-        keep_samples(Run.open(folder), t, open_samples(data), source=source)
-    return copy
-
-
 @pytest.fixture(scope="module")
 def kept_run(image_run, tmp_path_factory):
-    return with_kept(image_run, tmp_path_factory.mktemp("kept") / "run")
+    return keeping(image_run, tmp_path_factory.mktemp("kept") / "run", 10)
 
 
 @pytest.fixture(scope="module")

@@ -88,28 +88,6 @@ def uncontiguous(tensor: Tensor) -> Tensor:
     return wide.mT.contiguous().mT[::2] if tensor.ndim >= 2 else wide[::2]
 
 
-def _ties(rng, T, shape):
-    return [rng.integers(-3, 4, shape) / 4 * rng.choice([1.0, -1.0], shape) for _ in range(T + 1)]
-
-
-def _walk(rng, T, shape):
-    return list(np.cumsum([rng.normal(size=shape), *rng.normal(scale=0.05, size=(T, *shape))], axis=0))
-
-
-def _normal(rng, T, shape):
-    return [rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3) for _ in range(T + 1)]
-
-
-def _sparse(rng, T, shape):
-    base = rng.normal(size=shape)
-    return [base, *(base + (rng.random(shape) < 0.2) * rng.normal(size=shape) for _ in range(T))]
-
-
-def _tiny(rng, T, shape):
-    # Subnormal in float32, and in bfloat16 and float16 zero or subnormal.
-    return [rng.integers(-9, 10, shape) * 2.0 ** rng.choice([-24, -133, -149]) for _ in range(T + 1)]
-
-
 def _copies(rng, T, shape):
     values = [rng.integers(-3, 4, shape) / 4]
     for _ in range(T):
@@ -118,25 +96,30 @@ def _copies(rng, T, shape):
     return values
 
 
-def _zeros(rng, T, shape):
-    return [rng.choice([0.0, -0.0], shape) for _ in range(T + 1)]
+def _sparse(rng, T, shape):
+    base = rng.normal(size=shape)
+    return [base, *(base + (rng.random(shape) < 0.2) * rng.normal(size=shape) for _ in range(T))]
 
 
-def _integer(rng, T, shape):
-    return [rng.integers(0, 100, shape).astype(np.float64) for _ in range(T + 1)]
+def _each(draw):
+    """Every checkpoint has values of its own."""
+    return lambda rng, T, shape: [draw(rng, shape) for _ in range(T + 1)]
 
 
 VALUES = {
-    "ties": _ties,
-    "walk": _walk,
-    "normal": _normal,
+    "ties": _each(lambda rng, shape: rng.integers(-3, 4, shape) / 4 * rng.choice([1.0, -1.0], shape)),
+    "walk": lambda rng, T, shape: list(
+        np.cumsum([rng.normal(size=shape), *rng.normal(scale=0.05, size=(T, *shape))], axis=0)
+    ),
+    "normal": _each(lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3)),
     "sparse": _sparse,
-    "tiny": _tiny,
+    # Subnormal in float32, and in bfloat16 and float16 zero or subnormal.
+    "tiny": _each(lambda rng, shape: rng.integers(-9, 10, shape) * 2.0 ** rng.choice([-24, -133, -149])),
     "copies": _copies,
-    "zeros": _zeros,
-    "frozen": _normal,
-    "integer": _integer,
-    "bool": lambda rng, T, shape: [rng.integers(0, 2, shape).astype(np.float64) for _ in range(T + 1)],
+    "zeros": _each(lambda rng, shape: rng.choice([0.0, -0.0], shape)),
+    "frozen": _each(lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3)),
+    "integer": _each(lambda rng, shape: rng.integers(0, 100, shape).astype(np.float64)),
+    "bool": _each(lambda rng, shape: rng.integers(0, 2, shape).astype(np.float64)),
 }
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sequences import SMALL, StateDict, raw, save_sequence, save_sharded, sequence
 
@@ -215,23 +214,6 @@ def test_odd_tensors_and_names(place) -> None:
         assert raw({name: found[name]}) == raw({name: place.models[0 if name in report.copied else 2][name]})
     merged = merge_state_dicts(place.models[0], place.models[1:], method="last_task", scale=1)
     assert raw(found) == raw(merged.state_dict)
-
-
-def test_tied_tensors_of_torch_files_are_written_once(place) -> None:
-    """One of them is called `format`, a key that headers have for themselves."""
-    models = []
-    for k in range(3):
-        shared = torch.randn(6, 4, generator=torch.Generator().manual_seed(k))
-        models.append({"embed": shared, "lm_head": shared, "format": shared, "norm": torch.full((3,), float(k))})
-        place.paths[k] = place.folder / f"{k}.pt"
-        torch.save(models[k], place.paths[k])
-    report = place.merge(method="last_task", scale=1)
-    assert report.elements == 51
-    found = place.result()
-    assert sorted(found) == ["embed", "format", "norm"]
-    assert raw({"x": found["format"]}) == raw({"x": found["embed"]})
-    with safe_open(place.out / "model.safetensors", "pt") as file:
-        assert file.metadata()["lm_head"] == "embed"
 
 
 def test_float8_is_refused_and_copied_when_excluded(place) -> None:

@@ -105,30 +105,21 @@ def finish(victim: Victim, out: Path, options: dict[str, Any], complete: list[di
     shutil.rmtree(out.parent)
 
 
-def kill_at_steps(victim: Victim, folder: Path, mode: str, early: int, late: int) -> None:
+@pytest.mark.parametrize(("early", "late"), [(53, 5), pytest.param(1, 1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_before_or_after_a_system_call_that_changes_the_disk(victim, tmp_path, mode, early, late) -> None:
     """At every so many of the steps: of the last ones, in which the output appears, and of those before."""
     states = set()
-    out, options, _ = prepare(victim, folder / "undisturbed", mode)
+    out, options, _ = prepare(victim, tmp_path / "undisturbed", mode)
     steps = victim.merge(out, options)["steps"]
     for step in [*range(1, steps - LAST, early), *range(steps - LAST, steps + 1, late)]:
-        out, options, complete = prepare(victim, folder / str(step), mode)
+        out, options, complete = prepare(victim, tmp_path / str(step), mode)
         assert "killed" in victim.merge(out, options, deadly=step)
         states.add(found_after_a_kill(out, options, complete))
         if victim.merge(out, options, deadly=step // 2).get("killed"):  # the same command again, killed in its turn
             found_after_a_kill(out, options, complete)
         finish(victim, out, options, complete)
     assert states == {0, 1 if options.get("overwrite") else None}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_killed_before_or_after_a_system_call_that_changes_the_disk(victim, tmp_path, mode) -> None:
-    kill_at_steps(victim, tmp_path, mode, early=53, late=5)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("mode", MODES)
-def test_killed_at_all_steps(victim, tmp_path, mode) -> None:
-    kill_at_steps(victim, tmp_path, mode, early=1, late=1)
 
 
 @pytest.mark.parametrize("limit", [0, 600, 5000])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tunable_magmax as tmx
+from tunable_magmax import Merged, MergeSession, merge_checkpoints, merge_state_dicts
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.methods import ENTRY_POINTS, METHODS, Method, load_method, method_class
@@ -28,7 +28,7 @@ def sequence(tasks: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def assert_same(ours: tmx.Merged, theirs: tmx.Merged) -> None:
+def assert_same(ours: Merged, theirs: Merged) -> None:
     assert ours.report == theirs.report
     for name, tensor in theirs.state_dict.items():
         assert torch.equal(ours.state_dict[name], tensor)
@@ -72,14 +72,14 @@ def by_hand(states: list[dict[str, torch.Tensor]], method: str) -> dict[str, tor
 @pytest.mark.parametrize("method", ["median", "middle"])
 def test_in_memory_and_on_files(method: str, tmp_path: Path) -> None:
     states = sequence(5)
-    merged = tmx.merge_state_dicts(states[0], states[1:], method=method, scale=0.5)
+    merged = merge_state_dicts(states[0], states[1:], method=method, scale=0.5)
     wanted = by_hand(states, method)
     assert all(torch.equal(merged.state_dict[name], wanted[name]) for name in wanted)
     assert (merged.report.method, merged.report.counts) == (method, None)
     paths = [tmp_path / f"{k}.safetensors" for k in range(6)]
     for path, state in zip(paths, states, strict=True):
         save_file(state, path)
-    tmx.merge_checkpoints(paths[0], paths[1:], tmp_path / "out.safetensors", method=method, scale=0.5)
+    merge_checkpoints(paths[0], paths[1:], tmp_path / "out.safetensors", method=method, scale=0.5)
     found = load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -87,18 +87,13 @@ def test_in_memory_and_on_files(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_on_a_gpu_and_in_a_session(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     base, *tasks = sequence(4)
-    wanted = tmx.merge_state_dicts(base, tasks, **options)
-    with tmx.MergeSession(base, tasks) as session:
+    wanted = merge_state_dicts(base, tasks, **options)
+    with MergeSession(base, tasks) as session:
         session.merge()
         assert_same(session.merge(**options), wanted)
     triton_ops = pytest.importorskip("tunable_magmax.merging.kernels.triton_ops")
     monkeypatch.setattr(state_dicts, "kernels_for", triton_ops.TritonKernels)
-    assert_same(tmx.merge_state_dicts(base, tasks, **options), wanted)
-
-
-@pytest.fixture
-def tmx_command(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue("tmx")
+    assert_same(merge_state_dicts(base, tasks, **options), wanted)
 
 
 OWN = """
@@ -130,7 +125,7 @@ NUMBER = 3
 """
 
 
-def test_a_class_and_a_class_in_a_file(tmp_path: Path, tmx_command: Any) -> None:
+def test_a_class_and_a_class_in_a_file(tmp_path: Path, tmx: Any) -> None:
     """Python takes the class, the command line a file; the result is the same."""
     file = tmp_path / "own.py"
     file.write_text(OWN)
@@ -140,16 +135,16 @@ def test_a_class_and_a_class_in_a_file(tmp_path: Path, tmx_command: Any) -> None
         save_file(state, path)
     tasks = [word for path in paths[1:] for word in ("--task", path)]
     command = ["merge", "--base", paths[0], *tasks, "-o", tmp_path / "out.safetensors", "--scale", "0.5"]
-    assert tmx_command(*command, "--method", f"{file}:UpperMedian").code == 0
+    assert tmx(*command, "--method", f"{file}:UpperMedian").code == 0
     spec = load_method(f"{file}:UpperMedian")
-    merged = tmx.merge_state_dicts(states[0], states[1:], method=method_class(spec), scale=0.5)
+    merged = merge_state_dicts(states[0], states[1:], method=method_class(spec), scale=0.5)
     found = load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(found[name], merged.state_dict[name]) for name in found)
     assert spec not in METHODS, "the table is the package's own"
 
 
 def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
-    tmp_path: Path, tmx_command: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmx: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)
     spec = f"{tmp_path / 'own.py'}:UpperMedian"
@@ -158,17 +153,17 @@ def test_a_saved_merge_of_a_file_runs_again_where_the_file_is_named(
         save_file({"w": torch.tensor([float(k), -2.0 * k])}, place)
     inputs = ["--base", places[0], "--task", places[1], "--task", places[2]]
     verify = ["inspect", tmp_path / "out", "--verify", *inputs]
-    assert tmx_command("merge", *inputs, "-o", tmp_path / "out", "--method", spec).code == 0
-    assert "--method FOLDER/own.py:UpperMedian" in tmx_command("inspect", tmp_path / "out", "--verify").out
+    assert tmx("merge", *inputs, "-o", tmp_path / "out", "--method", spec).code == 0
+    assert "--method FOLDER/own.py:UpperMedian" in tmx("inspect", tmp_path / "out", "--verify").out
     again = ["merge", tmp_path / "out" / "tmx-config.yaml", "-o", tmp_path / "again"]
     monkeypatch.setattr("tunable_magmax.merging.methods._ADDED", {})
     for command in (verify, again):
-        result = tmx_command(*command)
+        result = tmx(*command)
         assert result.code == 2
         assert "--method FOLDER/own.py:UpperMedian" in result.err
         assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()
-    assert tmx_command(*verify, "--method", spec).code == 0
-    assert tmx_command(*again, "--method", spec).code == 0
+    assert tmx(*verify, "--method", spec).code == 0
+    assert tmx(*again, "--method", spec).code == 0
     ours, theirs = (tmp_path / name / "model.safetensors" for name in ("out", "again"))
     assert ours.read_bytes() == theirs.read_bytes()
 
@@ -191,17 +186,15 @@ def test_what_a_method_of_ones_own_does_wrong_is_said(tmp_path: Path) -> None:
     base, *tasks = sequence(2)
     for name, says in (("Fails", "Fails fails .NameError"), ("Total", r"Total returns \[\] of vectors of shape")):
         with pytest.raises(InputError, match=says):
-            tmx.merge_state_dicts(base, tasks, method=method_class(load_method(f"{file}:{name}")))
+            merge_state_dicts(base, tasks, method=method_class(load_method(f"{file}:{name}")))
     own = method_class(load_method(f"{file}:Shares"))
-    found, wanted = (
-        tmx.merge_state_dicts(base, tasks, method=each, weights=[3, 1], scale=1) for each in (own, "average")
-    )
+    found, wanted = (merge_state_dicts(base, tasks, method=each, weights=[3, 1], scale=1) for each in (own, "average"))
     assert all(torch.allclose(found.state_dict[name], wanted.state_dict[name]) for name in base)
     with pytest.raises(InputError, match=r"--method own\.py:CLASS"):
         load_method("own.py")
 
 
-def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> None:
+def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx: Any) -> None:
     """Whoever writes a configuration must not decide which code runs."""
     ran = tmp_path / "ran"
     (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\n{OWN}")
@@ -211,11 +204,11 @@ def test_a_configuration_cannot_run_a_file(tmp_path: Path, tmx_command: Any) -> 
     (tmp_path / "merge.yml").write_text(
         f"merge_method: {spec}\nbase_model: base.safetensors\nmodels: [{{model: task.safetensors}}]\n"
     )
-    result = tmx_command("merge", tmp_path / "merge.yml", "-o", tmp_path / "out.safetensors")
+    result = tmx("merge", tmp_path / "merge.yml", "-o", tmp_path / "out.safetensors")
     assert result.code == 2
     assert "own.py" in result.err
     with pytest.raises(InputError, match=r"own\.py"):
-        tmx.merge_state_dicts({"w": torch.zeros(3)}, [{"w": torch.ones(3)}], method=spec)
+        merge_state_dicts({"w": torch.zeros(3)}, [{"w": torch.ones(3)}], method=spec)
     assert not ran.exists()
 
 
@@ -224,11 +217,11 @@ def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", f"{__name__}:Nothing", ENTRY_POINTS)
     monkeypatch.setattr("tunable_magmax.merging.methods.entry_points", lambda **given: [point, broken])
     base, *tasks = sequence(3)
-    found = tmx.merge_state_dicts(base, tasks, method="lower_median")
-    assert torch.equal(found.state_dict["a"], tmx.merge_state_dicts(base, tasks, method=Median).state_dict["a"])
+    found = merge_state_dicts(base, tasks, method="lower_median")
+    assert torch.equal(found.state_dict["a"], merge_state_dicts(base, tasks, method=Median).state_dict["a"])
     assert "lower_median" not in METHODS
     with pytest.raises(InputError, match="Nothing"):
-        tmx.merge_state_dicts(base, tasks, method="broken")
+        merge_state_dicts(base, tasks, method="broken")
 
 
 def test_a_method_of_matrices_without_one_is_bad_input() -> None:
@@ -237,4 +230,4 @@ def test_a_method_of_matrices_without_one_is_bad_input() -> None:
 
     states = [{"w": torch.full((4, 4), float(k))} for k in range(3)]
     with pytest.raises(InputError, match="Bare merges matrices and has no `matrix`"):
-        tmx.merge_state_dicts(states[0], states[1:], method=Bare)
+        merge_state_dicts(states[0], states[1:], method=Bare)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import log_softmax
 
 from tunable_magmax.models.discriminant import Discriminant, class_totals
 from tunable_magmax.models.fitting import LEAST_GAIN, Rows, View, fit_head
@@ -23,14 +24,6 @@ def draw(count: int, dim: int = 6, seed: int = 0, classes: int = CLASSES, spread
 def noisy_head(means: np.ndarray, seed: int = 1) -> Linear:
     rng = np.random.default_rng(seed)
     return Linear(means + rng.normal(size=means.shape), rng.normal(size=len(means)))
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    return (
-        logits
-        - np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True))
-        - logits.max(axis=1, keepdims=True)
-    )
 
 
 def centred(logits: np.ndarray) -> np.ndarray:
@@ -72,7 +65,7 @@ def test_logits_are_discriminant_old_head_and_shares_and_nothing_else():
         + found.old_factor * (old.logits(points) - np.log(imbalance))
         + np.log(shares)
     )
-    np.testing.assert_allclose(log_softmax(found.linear.logits(points)), log_softmax(pooled), atol=1e-8)
+    np.testing.assert_allclose(log_softmax(found.linear.logits(points), axis=1), log_softmax(pooled, axis=1), atol=1e-8)
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
@@ -164,7 +157,7 @@ def test_a_head_without_a_bias_has_constants_in_its_matrix(constant):
     assert not tied.linear.bias.any()
     assert tied.loss < tied.old_loss
     weights = shares[truth] / shares[truth].sum()
-    loss = -weights @ log_softmax(tied.linear.logits(rows_of(fresh)))[np.arange(len(truth)), truth]
+    loss = -weights @ log_softmax(tied.linear.logits(rows_of(fresh)), axis=1)[np.arange(len(truth)), truth]
     assert loss == pytest.approx(tied.loss, abs=0.06)
     if constant:
         assert tied.loss == pytest.approx(free.loss, abs=0.02)

@@ -15,7 +15,6 @@ from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.pretrained import read_state
-from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import read_config
 
@@ -160,17 +159,6 @@ def test_a_mended_configuration_may_use_the_directory_where_nothing_was_made(tmp
     assert changed
     assert not any(name.startswith("embeddings.") for name in changed)
     assert train(config, out).trained == 0
-
-
-def test_unreadable_images_are_counted_named_and_left_out(tmp_path):
-    config = toy.config(tmp_path, train={"epochs": 1})
-    broken = tmp_path / "images" / "train" / "hello" / "2.png"
-    broken.write_text("?")
-    with pytest.warns(UserWarning, match=r"hello/2\.png \(not an image\)"):
-        run = train(config, tmp_path / "run")
-    assert [result.samples for result in run.results] == [13, 14]
-    profile = Profile.load(run.path / "profiles" / "task-01.safetensors")
-    assert (profile.label_table["hello"], profile.samples) == (6, 13)
 
 
 def bad(root, **sections):

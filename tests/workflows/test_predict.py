@@ -93,17 +93,6 @@ def test_tables_of_texts(text_model, tmp_path):
     assert other.predictions[0].text == "pay"
 
 
-def test_tables_in_memory(text_model):
-    """Rows of a frame are inputs, as they are for `Run.tailor`; the names of its columns are not."""
-    table = pytest.importorskip("pandas").DataFrame({"id": [7, 8], "text": ["hello", "my card"]})
-    loaded = load_classifier(text_model, "cpu")
-    shares = loaded.probabilities(["hello", "my card"])
-    for inputs in (table, table["text"], table.to_dict("records"), iter(["hello", "my card"])):
-        np.testing.assert_array_equal(loaded.probabilities(inputs), shares)
-    with pytest.raises(InputError, match="samples are a dict: give a list"):
-        loaded.predict({"text": ["hello"]})
-
-
 def test_inputs_are_read_a_batch_at_a_time(image_run, model, monkeypatch):
     """Never more images in memory than a batch: decoded ones are counted when a batch is done."""
     image, read, seen = image_run.inputs("red", 1, 0)[0], [], []

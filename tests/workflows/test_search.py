@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import builtin_run
 import pytest
 
 from tunable_magmax.errors import InputError
@@ -38,13 +37,6 @@ def test_no_worse_than_its_starts(any_run, tmp_path, classes):
     )
     assert many.scale is None
     assert one.weights == (0.5, 0.5)
-
-
-def test_classifiers_of_their_own(tmp_path):
-    run = Run.open(builtin_run.build_builtin(tmp_path))
-    found = found_for(run, tmp_path / "pets.csv", trials=3)
-    assert found.provenance["accuracy"] > 0.5
-    assert [start["source"] for start in found.provenance["starts"]] == ["equal", "label"]
 
 
 def test_one_seed_one_result(image_run, tmp_path):

@@ -5,19 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sequences import SMALL, save_sequence, sequence
 from test_same_bytes import FEWER, label, weighted
 from workers_here import merge_by_workers_here
 
-from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines import cluster as cluster_module
-from tunable_magmax.engines.cluster import divide
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import ClusterError, InputError
-from tunable_magmax.merging.layout import Layout, Mergeable
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -88,18 +83,3 @@ def test_a_worker_that_sees_other_files(files, tmp_path, monkeypatch) -> None:
         monkeypatch.setattr(cluster_module, "Inputs", lambda base, tasks, options, seen=seen: Inputs(*seen, options))
         with pytest.raises(ClusterError, match="file system"):
             merge_by_workers_here(files, tmp_path / "out", 2)
-
-
-@given(st.lists(st.integers(0, 5000), max_size=8), st.lists(st.integers(0, 5000), max_size=3), st.integers(1, 9))
-def test_shares_cover_everything_once_and_are_balanced(sizes, copied, workers) -> None:
-    mergeable = tuple(Mergeable(f"m{k}", (TensorInfo(f"m{k}", "F32", (n,)),) * 3, 0) for k, n in enumerate(sizes))
-    others = tuple(TensorInfo(f"c{k}", "I8", (n,)) for k, n in enumerate(copied))
-    shares = divide(Layout(mergeable, others, {}, ()), workers)
-    assert len(shares) == workers
-    assert sorted(k for share in shares for k in share.tensors) == list(range(len(sizes)))
-    assert sorted(name for share in shares for name in share.copied) == [info.name for info in others]
-    loads = [
-        sum(12 * sizes[k] for k in share.tensors) + sum(copied[int(name[1:])] for name in share.copied)
-        for share in shares
-    ]
-    assert max(loads) - min(loads) <= max([0, *(12 * n for n in sizes), *copied])

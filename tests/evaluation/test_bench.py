@@ -100,11 +100,12 @@ def test_features_are_made_once_and_the_oldest_are_forgotten(image_run, tmp_path
         assert [bench.keeps(spec, data) for spec in (SPECS[1], BASE, SPECS[2])] == [False, True, True]
 
 
-def test_two_threads_get_what_one_gets(image_run, tmp_path):
-    run = Run.open(image_run.path)
-    samples = open_samples(image_run.pairs(tmp_path / "site", COUNTS))
+@pytest.mark.parametrize("kind", ["frozen", "builtin"])
+def test_two_threads_get_what_one_gets(kind, image_run, builtin, tmp_path):
+    run = Run.open(builtin if kind == "builtin" else image_run.path)
+    site = builtin / "all.csv" if kind == "builtin" else image_run.pairs(tmp_path / "site", COUNTS)
     with Bench(run, device="cpu") as bench:
-        data = bench.open("site", samples)
+        data = bench.open("site", open_samples(site))
         alone = [bench.features(spec, data) for spec in SPECS]
         bench.forget("site")
         with ThreadPoolExecutor(2) as threads:

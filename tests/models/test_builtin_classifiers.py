@@ -105,24 +105,6 @@ def test_inputs_with_larger_states_than_any_that_was_seen_still_pass(kind, tmp_p
     np.testing.assert_allclose(plain_logits(tmp_path, inputs), head.logits(rows), atol=1e-4)
 
 
-def test_the_state_of_another_thread_is_not_read(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    encoder = load_builtin(saved("bert", tmp_path), "cpu")
-    ids = torch.randint(3, 16, (40, 6), generator=torch.Generator().manual_seed(3))
-    parts = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in ids.split(2)]
-    alone = [rows_of(encoder, part) for part in parts]
-
-    def pool(part):
-        with torch.inference_mode():
-            return encoder.pool(part).double().numpy()
-
-    with encoder.evaluating(), ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(pool, parts))
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 def test_a_decoder_that_was_saved_without_a_padding_token_takes_several_texts(tmp_path):
     folder = build_builtin(tmp_path, "gpt2") / "pets"
     for file, changes in (

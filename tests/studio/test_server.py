@@ -277,3 +277,13 @@ def test_the_best_of_many_tasks_must_be_further_ahead(tasks, verdict):
     best, worst = np.arange(40) < 28, np.zeros(40, bool)
     found = compared(point, {"best": best, "base": worst}, np.full(40, 1 / 40), tasks)
     assert {name: told for name, (_, told) in found.items()} == {"best": verdict, "base": "clearly better"}
+
+
+def test_samples_take_the_place_of_those_before(page, image_run):
+    png = image_png(image_run, "red")
+    for _ in range(2):
+        name = page.upload({"a.png": png})
+        page.post(f"/api/uploads/{name}/estimate", {"labels": False}, 202)
+        page.wait("samples", upload=name)
+    assert [folder.name for folder in (page.studio.out / "samples").iterdir()] == [name]
+    page.ask("DELETE", f"/api/uploads/{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,10 @@ class Studio:
             if site.labelled:
                 self.data["site"] = self.scores.open_data("site", source, mixed=True, limit=self.options.samples)
         self._add_presets([site.preset])
-        self.site = replace(site, upload=upload)
+        before, self.site = self.site, replace(site, upload=upload)
+        if before is not None and before.upload is not None and before.upload != upload:
+            with suppress(Refused):  # the page may have removed them in the meantime
+                self.uploads.remove(before.upload)
         self.events.publish("samples", self.site.to_dict())
 
     def remove_upload(self, upload: str) -> None:

@@ -27,7 +27,6 @@ from tunable_magmax.engines.inputs import Inputs, file_sources
 from tunable_magmax.engines.outputs import Job, shard_data, write_weights
 from tunable_magmax.engines.ray_workers import RayWorkers, find_room, ray_session
 from tunable_magmax.errors import ClusterError, InputError
-from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Findings, Merge
 from tunable_magmax.merging.methods import Method, load_method, place_of_method
@@ -143,8 +142,7 @@ class Worker:
 
     def measure(self) -> Findings:
         """Counts owners and measures the merged vector; keeps it if memory allows."""
-        self._merge.cache_delta(self._merge.places)
-        self._merge.measure(self._merge.places)
+        self._merge.measure()
         return self._merge.findings()
 
     def write(self, path: Path, tensors: Sequence[tuple[TensorInfo, int]], scale: float) -> Findings:
@@ -198,9 +196,6 @@ class ClusterMerge(Merge):
         super().apply(survey, elements)
         self._ask_all("apply", survey.changed, self.elements)
 
-    def _mark(self) -> None:
-        """Does nothing: each worker marks its candidates anew if it has to, once it knows what is merged."""
-
     def choose(self) -> None:
         holder = {tensor: k for k, share in enumerate(self._shares) for tensor in share.tensors}
 
@@ -210,13 +205,10 @@ class ClusterMerge(Merge):
         self.method.decide(MergedElements(self.places, self.wide, holder, ask))
         self._ask_all("take_over", self.method)
 
-    def cache_delta(self, places: Sequence[TensorPlace]) -> None:
-        """Does nothing: the workers keep what they measure."""
-
-    def measure(self, places: Sequence[TensorPlace]) -> None:
+    def measure(self) -> None:
         for measured in self._ask_all("measure"):
             self.add(measured)
-        self._measured.update(place.tensor for place in places)
+        self._measured.update(place.tensor for place in self.places)
 
     def write(self, shards: Sequence[Shard], output: Output) -> dict[str, str]:
         """Has the workers write their tensors; returns the sha256 of each shard."""

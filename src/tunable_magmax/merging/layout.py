@@ -80,6 +80,11 @@ class Layout:
         """Mergeable elements, changed or not."""
         return sum(tensor.size for tensor in self.mergeable)
 
+    @property
+    def wide(self) -> bool:
+        """Whether a tensor is merged in float64."""
+        return any(tensor.working == "F64" for tensor in self.mergeable)
+
 
 def allowed(name: str, include: Sequence[str] | None, exclude: Sequence[str] | None) -> bool:
     """Whether the patterns let a tensor be merged.

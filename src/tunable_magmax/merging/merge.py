@@ -31,7 +31,6 @@ from tunable_magmax.merging.kernels import (
     TensorPlace,
     TensorRange,
     padded,
-    split_ranges,
 )
 from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import Method, method_class
@@ -39,7 +38,6 @@ from tunable_magmax.merging.options import FOR_FILES, Options
 from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
 from tunable_magmax.merging.walker import (
-    Buffers,
     Limits,
     MemoryPlan,
     Sources,
@@ -70,35 +68,32 @@ class Merge:
         limits: Limits | None = None,
         method: Method | None = None,
     ) -> None:
-        layout = sources.layout
-        limits = limits or Limits()
+        layout, limits = sources.layout, limits or Limits()
         here = range(len(layout.mergeable)) if limits.tensors is None else limits.tensors
         own = replace(layout, mergeable=tuple(layout.mergeable[k] for k in here))
-        self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
-        self.tasks = len(self.labels) - 1
+        self.layout, self.options, self.kernels = layout, options, kernels
+        self.labels, self.notes, self.tasks = sources.labels, sources.notes, len(sources.labels) - 1
         self.method = method or method_class(options.method)(options, self.tasks)
         reads = not sources.in_memory
         self.memory: MemoryPlan = plan_memory(own, options, kernels, limits.threads, limits.memory, reads)
+        self.walker = Walker(sources, self.memory, kernels, own.wide)
         self.progress = limits.progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
-        self.notes = sources.notes
         self._spill = limits.spill if self.memory.spill else None
-        self._buffers = Buffers(own, kernels, self.memory.chunk)
-        self.walker = Walker(sources, self._buffers, self.memory, kernels)
         self._planes: Planes | None = None
+        self._compared: dict[int, list[bool]] = {}
+        """Of each tensor, the tasks that were compared when the planes were marked."""
         self._cached_delta: dict[int, Tensor] = {}
         self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
         self._everything = _places(layout.mergeable, here)
-        self._mergeable_elements = own.elements
         self.places: tuple[TensorPlace, ...] = ()
-        self.elements = 0
-        """d, the number of merged elements, and where they are; known after `survey`."""
+        self.elements = own.elements
+        """d, the number of merged elements, and where they are; all that are mergeable before `survey`."""
         self.scale = 1.0
         self.last_square = 0.0
         self._measured: set[int] = set()
         self.found: Findings = {}
         self.unchanged: list[int] = []
-        self._compared: list[list[bool]] = []
 
     def __enter__(self) -> Merge:
         return self
@@ -125,9 +120,8 @@ class Merge:
             yield bounds, result
 
     def _advance(self, phase: str, elements: int) -> None:
-        total = self._mergeable_elements if phase == "survey" else self.elements
-        self._done[phase] = min(total, self._done.get(phase, 0) + elements)
-        self.progress(phase, self._done[phase], total)
+        self._done[phase] = min(self.elements, self._done.get(phase, 0) + elements)
+        self.progress(phase, self._done[phase], self.elements)
 
     def _all_tasks(self, bounds: TensorRange) -> Collection[int]:
         return range(self.tasks)
@@ -151,12 +145,13 @@ class Merge:
             slots = sum(padded(place.size) for place in everything)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
         self.method.set_element_count(elements)
+        self._compared = self._compared_in(everything)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
         suspect = np.zeros_like(survey.changed)
         decides = type(self.method).decide is not Method.decide
         early = self.options.matched and not decides and not self.method.merges_matrices
         if early:
-            self.cache_delta([place for place in everything if place.size])
+            self._make_room([place for place in everything if place.size])
 
         def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Any, Any]]:
             measured = self._measure_batch(ranges, chunks) if early else [None] * len(ranges)
@@ -170,7 +165,11 @@ class Merge:
             if noted:
                 self._note(bounds, *noted)
                 self._measured.add(k)
-        self._examine(suspect, survey)
+        looked_at = [place for place in everything if suspect[place.tensor].any()]
+        survey.changed[[place.tensor for place in looked_at]] = False
+        for bounds, (moved, nonfinite) in self.walker.walk_chunks(_look_closely, looked_at, self._all_tasks):
+            survey.changed[bounds.place.tensor] |= moved
+            survey.nonfinite[bounds.place.tensor] += nonfinite
         return survey
 
     def apply(self, survey: Survey, elements: int | None = None) -> None:
@@ -188,53 +187,33 @@ class Merge:
             self._measured.discard(k)
             self._cached_delta.pop(k, None)
             self.found.pop(k, None)
-        changed = self.method.set_element_count(self.elements if elements is None else elements)
-        self._compared = self._compared_now()
-        if changed:
-            self._mark()
+        self._mark_again(self.elements if elements is None else elements)
 
-    def restart(self, options: Options, method: Method) -> None:
-        """Begins another merge of what was surveyed, by a method whose candidates are in the same rows."""
-        self.options, self.method = options, method
-        method.kept = self._reusable.setdefault(type(method), method.kept)
+    def restart(self, options: Options) -> None:
+        """Begins another merge of what was surveyed, of which candidates and what methods kept can be used again."""
+        self.options, self.method = options, method_class(options.method)(options, self.tasks, reusable=True)
+        self.method.kept = self._reusable.setdefault(type(self.method), self.method.kept)
         self.found, self._measured, self._cached_delta = {}, set(), {}
-        method.set_element_count(self.elements)
-        if method.plane_rows and self._compared != (compared := self._compared_now()):
-            self._mark()
+        self._mark_again(self.elements)
+
+    def _mark_again(self, elements: int) -> None:
+        """Marks candidates again if other tasks are compared, now that so many elements are merged."""
+        self.method.set_element_count(elements)
+        compared = self._compared_in(self.places)
+        marked = self._planes is not None and self.method.plane_rows
+        if marked and any(compared[k] != self._compared[k] for k in compared):
+            deque(self._walk("survey", self._survey_batch, self.places, self._all_tasks), maxlen=0)
             self._compared = compared
 
-    def _compared_now(self) -> list[list[bool]]:
+    def _compared_in(self, places: Iterable[TensorPlace]) -> dict[int, list[bool]]:
         """Returns which tasks the method compares, by tensor."""
-        return [list(self.method.compared_and_rows(place.size)[0]) for place in self.places]
-
-    def _mark(self) -> None:
-        """Marks candidates again, because other tasks are compared."""
-        deque(self._walk("survey", self._survey_batch, self.places, self._all_tasks), maxlen=0)
+        return {place.tensor: list(self.method.compared_and_rows(place.size)[0]) for place in places}
 
     def _survey_batch(
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         marks = [self.method.compared_and_rows(bounds.place.size) for bounds in ranges]
         return self.kernels.survey(chunks, marks, self._planes)
-
-    def _examine(self, suspect: NDArray[np.bool_], survey: Survey) -> None:
-        """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
-
-        def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[()]:
-            (bounds,), (chunk,) = ranges, chunks
-            k = bounds.place.tensor
-            for t, values in enumerate(chunk.tasks):
-                same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
-                survey.changed[k, t] |= not bool(same.all())
-                finite = values.isfinite() & ((values - chunk.base).isfinite() | ~chunk.base.isfinite())
-                survey.nonfinite[k, t + 1] += int((~finite).sum())
-            survey.nonfinite[k, 0] += int((~chunk.base.isfinite()).sum())
-            return ()
-
-        looked_at = [place for place in self._everything if suspect[place.tensor].any()]
-        survey.changed[[place.tensor for place in looked_at]] = False
-        for bounds in split_ranges(looked_at, self.memory.chunk):
-            self.walker.begin(work, [bounds], self._all_tasks)()
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
@@ -244,11 +223,10 @@ class Merge:
         if not self.options.matched:
             self.scale = self.options.scale
             return
-        self.cache_delta(self.places)
-        self.measure(self.places)
+        self.measure()
         self.scale = matched_scale(self.last_square, self.merged_square)
 
-    def cache_delta(self, places: Sequence[TensorPlace]) -> None:
+    def _make_room(self, places: Sequence[TensorPlace]) -> None:
         """Makes room for the merged vector of tensors that were not measured yet, if memory allows."""
         for place in places:
             if self.memory.cached_delta and place.tensor not in self._measured:
@@ -269,18 +247,15 @@ class Merge:
 
     def part(self) -> Part:
         """Returns the merged elements that are here."""
-        return Part(self.kernels, self._planes, self.places, self.walker.walk, self.walker.each)
+        return Part(self.kernels, self._planes, self.places, self.walker.walk_chunks, self.walker.each)
 
-    def measure(self, places: Sequence[TensorPlace]) -> None:
-        """Counts owners and measures the merged vector of tensors that were not measured yet."""
-        places = [place for place in places if place.tensor not in self._measured]
-        ranged = [place for place in places if not self._is_matrix(place)]
-        for bounds, (counts, square) in self._walk("measure", self._measure_batch, ranged, self._tasks_read):
-            self._note(bounds, counts, square)
-        for place in filter(self._is_matrix, places):
-            self._merge_matrix(place)
-            self._advance("measure", place.size)
-        self._measured.update(place.tensor for place in places)
+    def measure(self) -> None:
+        """Counts owners and measures the merged vector of tensors that were not measured yet; keeps it if it fits."""
+        self._make_room(self.places)
+        for alike in self._with_matrices([place for place in self.places if place.tensor not in self._measured]):
+            for bounds, (counts, square) in self._walk("measure", self._measure_batch, alike, self._tasks_read):
+                self._note(bounds, counts, square)
+        self._measured.update(place.tensor for place in self.places)
 
     @property
     def merged_square(self) -> float:
@@ -292,7 +267,10 @@ class Merge:
         return list(zip(counts, self.kernels.squares(taus), strict=True))
 
     def _combine(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[list[Tensor], list[Counts]]:
-        taus = self._deltas(ranges) or self._scratch("tau", chunks)
+        taus = self._deltas(ranges)
+        if taus and self._is_matrix(ranges[0].place):  # which was merged before the walk
+            return taus, [None] * len(taus)
+        taus = taus or self._scratch("tau", chunks)
         tensors = [bounds.place.tensor for bounds in ranges]
         return taus, self.method.combine_all(self.kernels, chunks, tensors, self._planes, taus)
 
@@ -303,7 +281,7 @@ class Merge:
 
     def _scratch(self, name: str, chunks: Sequence[Chunk]) -> list[Tensor]:
         sizes = [chunk.base.numel() for chunk in chunks]
-        return list(torch.split(self._buffers.own(name, sum(sizes), chunks[0].base.dtype), sizes))
+        return list(torch.split(self.walker.buffer(name, sum(sizes), chunks[0].base.dtype), sizes))
 
     @property
     def varies(self) -> bool:
@@ -315,7 +293,7 @@ class Merge:
         return self.method.merges_matrices and len(self.layout.mergeable[place.tensor].shape) == 2
 
     def _merge_matrix(self, place: TensorPlace) -> Tensor:
-        """Returns the merged vector of a matrix that is merged whole, in the room made for it if there is any."""
+        """Returns the merged vector of a matrix that is merged whole."""
         tensor = self.layout.mergeable[place.tensor]
         (rows, columns), dtype = tensor.shape, working_dtype(tensor)
         base = self.walker.whole(0, place, self.kernels.empty(place.size, dtype))
@@ -324,13 +302,7 @@ class Merge:
         def vector(task: int) -> Tensor:
             return torch.sub(self.walker.whole(task + 1, place, scratch), base, out=scratch).view(rows, columns)
 
-        tau = self.method.matrix(place.tensor, (rows, columns), vector).to(dtype).reshape(-1)
-        if place.tensor in self._cached_delta:
-            tau = self._cached_delta[place.tensor].copy_(tau)
-        if place.tensor not in self._measured:
-            self._measured.add(place.tensor)
-            self.found[place.tensor] = [(None, self.kernels.squares([tau])[0])]
-        return tau
+        return self.method.matrix(place.tensor, (rows, columns), vector).to(dtype).reshape(-1)
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
         self.found.setdefault(bounds.place.tensor, []).append((counts, square))
@@ -375,31 +347,31 @@ class Merge:
 
         A vector for which there is no room is let go when the next tensors are asked for.
         """
-        for matrices, alike in groupby(places, self._is_matrix):
-            if not matrices:
+        for whole, alike in groupby(places, self._is_matrix):
+            if not whole:
                 yield list(alike)
                 continue
             for place in alike:
-                if place.tensor in self._cached_delta:
-                    yield [place]
-                    continue
-                self._cached_delta[place.tensor] = self._merge_matrix(place)
+                k, kept = place.tensor, self._cached_delta.get(place.tensor)
+                if kept is None:
+                    self._cached_delta[k] = self._merge_matrix(place)
+                elif k not in self._measured:
+                    kept.copy_(self._merge_matrix(place))
                 try:
                     yield [place]
                 finally:
-                    del self._cached_delta[place.tensor]
+                    if kept is None:
+                        del self._cached_delta[k]
 
     def _render_batch(
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk], outs: list[Tensor], steps: bool
     ) -> list[tuple[Tensor, Counts, float]]:
         bases = [chunk.base for chunk in chunks]
+        taus: list[Tensor] = self._deltas(ranges)
         counts: list[Counts] = [None] * len(ranges)
-        squares = [0.0] * len(ranges)
-        taus = self._deltas(ranges)
         if not taus:
             taus, counts = self._combine(ranges, chunks)
-            if not self.options.matched:
-                squares = self.kernels.squares(taus)
+        squares = [0.0] * len(ranges) if self.options.matched else self.kernels.squares(taus)
         direct = all(
             (out.dtype, out.device) == (base.dtype, base.device) for out, base in zip(outs, bases, strict=True)
         )
@@ -456,12 +428,9 @@ class Merge:
         if method.budget is not None and counts != method.budget:
             raise ExactnessError(f"the tasks own {counts} elements, not {method.budget}; please report this")
         tensors = {
-            mergeable[k].name: TensorReport(
-                mergeable[k].shape,
-                self.out_dtype(mergeable[k]),
-                self._counts([k]),
-            )
-            for k in sorted(merged)
+            tensor.name: TensorReport(tensor.shape, self.out_dtype(tensor), self._counts([k]))
+            for k, tensor in enumerate(mergeable)
+            if k in merged
         }
         unmerged = [tensor.name for k, tensor in enumerate(mergeable) if k not in merged]
         return MergeReport(
@@ -508,6 +477,18 @@ class Merge:
                 "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
                 "samples, and if it is poor, give 1 as scale"
             )
+
+
+def _look_closely(bounds: TensorRange, chunk: Chunk) -> tuple[list[bool], list[int]]:
+    """Returns which tasks changed a chunk, and how many values of base and tasks are not finite.
+
+    Equal infinities and NaN are no change.
+    """
+    base = chunk.base
+    same = [(values == base) | (values.isnan() & base.isnan()) for values in chunk.tasks]
+    finite = [values.isfinite() & ((values - base).isfinite() | ~base.isfinite()) for values in chunk.tasks]
+    nonfinite = [int((~each).sum()) for each in (base.isfinite(), *finite)]
+    return [not bool(each.all()) for each in same], nonfinite
 
 
 def _places(tensors: Sequence[Mergeable], here: Sequence[int]) -> list[TensorPlace]:

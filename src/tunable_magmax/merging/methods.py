@@ -85,9 +85,8 @@ class Method:
         candidates (-1: none)."""
         return [False] * self.tasks, [-1] * self.tasks
 
-    def set_element_count(self, elements: int) -> bool:
-        """Takes the number of merged elements; returns whether candidates marked before no longer hold."""
-        return False
+    def set_element_count(self, elements: int) -> None:
+        """Takes the number of merged elements, on which it may depend which tasks are compared."""
 
     def expected_budget(self, elements: int) -> tuple[int, ...] | None:
         """Returns the budget if so many elements are merged; None for methods without one."""
@@ -144,11 +143,14 @@ class Method:
         """
         raise InputError(f"the method {type(self).__name__} merges matrices and has no `matrix`: give it one")
 
+    @cached_property
+    def proportions(self) -> tuple[int, ...]:
+        """The weights as whole numbers in the same proportion; equal ones where none are given."""
+        return whole_numbers(self.options.weights or (Fraction(1),) * self.tasks)
+
     def shares(self) -> tuple[Fraction, ...]:
-        """Returns the weights as exact fractions, normalised; equal ones where none are given."""
-        weights = self.options.weights or (Fraction(1),) * self.tasks
-        total = sum(weights)
-        return tuple(weight / total for weight in weights)
+        """Returns the weights as exact fractions, normalised."""
+        return tuple(Fraction(weight, sum(self.proportions)) for weight in self.proportions)
 
     def factors(self) -> tuple[float, ...]:
         """Returns the weights as plain factors, 1 where none are given."""
@@ -166,20 +168,17 @@ class TunableMagmax(Method):
     def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
         """With `reusable`, every task has a row in a place that no option moves, and the assignment leaves it alone."""
         super().__init__(options, tasks, reusable)
-        self._proportions = whole_numbers(options.weights) if options.weights else (1,) * tasks
-        wanted = [reusable or n > 0 for n in options.budget or self._proportions]
+        wanted = [reusable or n > 0 for n in options.budget or self.proportions]
         self._rows = PlaneRows.for_tasks(wanted, lasting=reusable)
         self.plane_rows = self._rows.count
-        self._active: list[bool] | None = None
+        self._active: list[bool] = []
         self._owned: dict[int, tuple[int, ...]] = {}
 
-    def set_element_count(self, elements: int) -> bool:
-        before, self._active = self._active, self._with_a_budget(elements)
-        # Only `compare: active` looks at who has a budget, and a tiny weight's share can become nothing as d shrinks.
-        return self.options.compare == "active" and self.options.scope == "model" and self._active != before
+    def set_element_count(self, elements: int) -> None:
+        self._active = self._with_a_budget(elements)
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
-        return self.options.budget or tuple(split(self._proportions, elements))
+        return self.options.budget or tuple(split(self.proportions, elements))
 
     def _with_a_budget(self, elements: int) -> list[bool]:
         return [n > 0 for n in self.expected_budget(elements)]
@@ -195,7 +194,6 @@ class TunableMagmax(Method):
     def _taking_part(self, size: int) -> list[bool]:
         if self.options.scope == "tensor":
             return self._with_a_budget(size)
-        assert self._active is not None
         return self._active
 
     def tasks_read(self, size: int) -> Sequence[int]:
@@ -328,8 +326,7 @@ class TaskSingularVectors(Average):
 
     def ranks(self, shape: tuple[int, int]) -> list[int]:
         """Returns how many triples each task gives to a matrix: its share of the rank."""
-        weights = whole_numbers(self.options.weights) if self.options.weights else (1,) * self.tasks
-        return split(weights, min(shape))
+        return split(self.proportions, min(shape))
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
         ranks, latest = self.ranks(shape), (tensor, self.tasks)

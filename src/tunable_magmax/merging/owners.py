@@ -34,7 +34,7 @@ from tunable_magmax.merging.kernels import (
 )
 
 Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
-"""Applies a function to all ranges of some tensors: what `Walker.walk` does."""
+"""Applies a function to all chunks of some tensors: what `Walker.walk_chunks` does."""
 
 
 Step = Callable[..., list[Any]]
@@ -278,7 +278,7 @@ class MergedElements:
 class Part:
     """Merged elements that are here; what is asked about other tensors is left out.
 
-    `walk` reads their values and works on them range by range, `each` applies functions in threads; `planes` hold their
+    `walk` reads their values and works on them chunk by chunk, `each` applies functions in threads; `planes` hold their
     candidates.
     """
 
@@ -316,47 +316,37 @@ class Part:
         group_of = {tensor: g for g, group in enumerate(groups) for tensor in group.tensors}
         alone = Lock()  # those who wait to be added up would take more memory than there is for counts
 
-        def work(tensor: int, chunk: Chunk) -> None:
-            group = group_of[tensor]
+        def work(bounds: TensorRange, chunk: Chunk) -> None:
+            group = group_of[bounds.place.tensor]
             found = self._kernels.count_magnitudes(chunk, tasks, prefixes[group].tolist(), digit, wide)
             with alone:
                 counts[group] += found
 
-        deque(self._over(groups, work, lambda tensor: tasks), maxlen=0)
+        deque(self._walk(work, self._here(*groups), lambda bounds: tasks), maxlen=0)
         return counts
 
     def scan_equal(self, scans: Sequence[EqualScan], seed: int) -> list[tuple[int, Keys]]:
         """Answers scans: how many keys are below the window, and those inside."""
-        wanted: dict[int, list[int]] = defaultdict(list)
+        wanted: dict[int, list[tuple[int, EqualScan]]] = defaultdict(list)
         for n, scan in enumerate(scans):
             for tensor in scan.group.tensors:
-                wanted[tensor].append(n)
+                wanted[tensor].append((n, scan))
         answers: list[list[tuple[int, Keys]]] = [[] for _ in scans]
+
+        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, tuple[int, Keys]]]:
+            return [(n, scan_one(chunk, scan)) for n, scan in wanted[bounds.place.tensor]]
 
         def scan_one(chunk: Chunk, scan: EqualScan) -> tuple[int, Keys]:
             state = lottery_state(seed, TIES_CUT, scan.task + 1)
             return self._kernels.scan_equal(chunk, scan.task, scan.magnitude, state, scan.low, scan.high)
 
-        def work(tensor: int, chunk: Chunk) -> list[tuple[int, Keys]]:
-            return [scan_one(chunk, scans[n]) for n in wanted[tensor]]
+        def tasks(bounds: TensorRange) -> list[int]:
+            return [scan.task for _, scan in wanted[bounds.place.tensor]]
 
-        groups = dict.fromkeys(scan.group for scan in scans)
-        for tensor, found in self._over(groups, work, lambda tensor: [scans[n].task for n in wanted[tensor]]):
-            for n, answer in zip(wanted[tensor], found, strict=True):
+        for _, found in self._walk(work, self._here(*dict.fromkeys(scan.group for scan in scans)), tasks):
+            for n, answer in found:
                 answers[n].append(answer)
         return [added(found) for found in answers]
 
-    def _over(
-        self, groups: Iterable[Group], work: Callable[[int, Chunk], Any], tasks: Callable[[int], Sequence[int]]
-    ) -> Iterator[tuple[int, Any]]:
-        """Applies `work` to each chunk of some groups' tensors, with the values of those tasks; yields the results."""
-
-        def work_on_all(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[Any]:
-            return [work(bounds.place.tensor, chunk) for bounds, chunk in zip(ranges, chunks, strict=True)]
-
-        places = [place for group in groups for place in self._here(group)]
-        for bounds, result in self._walk(work_on_all, places, lambda bounds: tasks(bounds.place.tensor)):
-            yield bounds.place.tensor, result
-
-    def _here(self, group: Group) -> list[TensorPlace]:
-        return [self._places[tensor] for tensor in group.tensors if tensor in self._places]
+    def _here(self, *groups: Group) -> list[TensorPlace]:
+        return [self._places[tensor] for group in groups for tensor in group.tensors if tensor in self._places]

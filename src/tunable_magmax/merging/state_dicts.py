@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -91,31 +91,57 @@ def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | 
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
-    start, ends, names = _opened(base, tasks)
-    read = read_options(len(ends), names, **options)
-    layout, labels = _layout_of([start, *ends], read, unused_options(read))
-    with torch.no_grad(), merge_in_memory(layout, start, ends, read, labels, threads) as merge:
-        merge.survey()
+    with _Opened(base, tasks, threads, options) as opened:
+        merged = opened._merged()
+    if not merged.report.elements:
+        warnings.warn(merged.report.warnings[-1], stacklevel=2)
+    return merged
+
+
+class _Opened:
+    """Base and tasks in memory, surveyed for a merge. A context manager."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        base: StateDict | Module,
+        tasks: Tasks,
+        threads: int | None,
+        options: Mapping[str, Any],
+        reusable: bool = False,
+    ) -> None:
+        given, self._names = named_tasks(tasks)
+        self._module = base if isinstance(base, Module) else None
+        self._base, *ends = (source.state_dict() if isinstance(source, Module) else source for source in (base, *given))
+        read = read_options(len(ends), self._names, **options)
+        labels = ["base", *(f"task {t}" for t in range(1, len(ends) + 1))]
+        signatures = [signature_of(each, label) for each, label in zip([self._base, *ends], labels, strict=True)]
+        layout = build_layout(signatures, labels, read.include, read.exclude)
+        method = method_class(read.method)(read, len(ends), reusable)
+        self._merge = merge_in_memory(layout, self._base, ends, read, labels, threads, method)
+        self._merge.survey()
+        self.elements = self._merge.elements
+        """d, the number of merged elements."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the vectors and planes."""
+        self._merge.__exit__()
+
+    @torch.no_grad()
+    def _merged(self) -> Merged:
+        """Merges, by the options that the merge has."""
+        merge = self._merge
         merge.decide()
         values = merge.values()
-        report = replace(merge.report(), names=names)
-    if not report.elements:
-        warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(assemble(start, layout, values, read), report, base if isinstance(base, Module) else None)
-
-
-def _opened(base: StateDict | Module, tasks: Tasks) -> tuple[StateDict, list[StateDict], tuple[str, ...] | None]:
-    """Returns the tensors of base and tasks by name, those of modules too, and the tasks' names."""
-    given, names = named_tasks(tasks)
-    start, *ends = (source.state_dict() if isinstance(source, Module) else source for source in (base, *given))
-    return start, ends, names
-
-
-def _layout_of(sources: Sequence[StateDict], options: Options, notes: Iterable[str] = ()) -> tuple[Layout, list[str]]:
-    """Returns how base and tasks fit together, and what messages call them."""
-    labels = ["base", *(f"task {t}" for t in range(1, len(sources)))]
-    signatures = [signature_of(tensors, label) for tensors, label in zip(sources, labels, strict=True)]
-    return build_layout(signatures, labels, options.include, options.exclude, notes), labels
+        report = merge.report()
+        report = replace(report, warnings=(*unused_options(merge.options), *report.warnings), names=self._names)
+        return Merged(assemble(self._base, merge.layout.ties, values, merge.options.out_dtype), report, self._module)
 
 
 def merge_in_memory(
@@ -185,24 +211,25 @@ class MemorySource:
         return scratch.copy_(values) if scratch.numel() else values.to(scratch)
 
 
-def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
+def assemble(
+    base: StateDict, ties: Mapping[str, str], merged: Mapping[str, Tensor], out_dtype: str | None = None
+) -> dict[str, Tensor]:
     """Returns the output in the base's order: merged tensors, copies of the others, one tensor for tied names."""
     result: dict[str, Tensor] = {}
+    asked = torch_dtype(out_dtype) if out_dtype else None
     for name, tensor in base.items():
-        if name in layout.ties:
-            result[name] = result[layout.ties[name]]
+        if name in ties:
+            result[name] = result[ties[name]]
         elif name in merged:
             result[name] = merged[name]
+        elif asked is not None and dtype_code(tensor.dtype) in FLOATS:
+            result[name] = cast_copied(tensor.detach(), asked, name)
         else:
-            asked = torch_dtype(options.out_dtype) if options.out_dtype else None
-            if asked is not None and dtype_code(tensor.dtype) in FLOATS:
-                result[name] = cast_copied(tensor.detach(), asked, name)
-            else:
-                result[name] = tensor.detach().clone()
+            result[name] = tensor.detach().clone()
     return result
 
 
-class MergeSession:
+class MergeSession(_Opened):
     """Merges one base and its tasks again and again, with other weights, scales and methods. A context manager.
 
     Each merge equals `merge_state_dicts` with the same options, to the bit, but compares the task vectors only once.
@@ -225,52 +252,25 @@ class MergeSession:
         exclude: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        start, ends, self._names = _opened(base, tasks)
-        self._module = base if isinstance(base, Module) else None
-        self._base, self._tasks = start, ends
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
-        options = read_options(len(ends), **self._patterns)
-        layout, labels = _layout_of([start, *ends], options)
-        method = method_class(options.method)(options, len(ends), reusable=True)
-        self._merge = merge_in_memory(layout, start, ends, options, labels, threads, method)
-        self._open = True
-        with torch.no_grad():
-            self._merge.survey()
+        super().__init__(base, tasks, threads, self._patterns, reusable=True)
+        self._closed = False
 
     def __repr__(self) -> str:
-        return f"MergeSession({plural(len(self._tasks), 'task')}, {self.elements:,} elements)"
-
-    def __enter__(self) -> MergeSession:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        return f"MergeSession({plural(self._merge.tasks, 'task')}, {self.elements:,} elements)"
 
     def close(self) -> None:
-        """Frees the vectors and planes."""
-        self._open = False
-        self._merge.__exit__()
+        super().close()
+        self._closed = True
 
-    @property
-    def elements(self) -> int:
-        """d, the number of merged elements."""
-        return self._merge.elements
-
-    @torch.no_grad()
     def merge(self, **given: Any) -> Merged:
         """Merges; the options are those of `merge_state_dicts`, less include and exclude."""
-        if not self._open:
+        if self._closed:
             raise InputError("this MergeSession is closed: open another one")
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
-        options = read_options(len(self._tasks), self._names, **self._patterns, **given)
-        merge, method = self._merge, method_class(options.method)(options, len(self._tasks), reusable=True)
-        merge.restart(options, method)
-        merge.decide()
-        values = merge.values()
-        report = merge.report()
-        report = replace(report, warnings=(*unused_options(options), *report.warnings), names=self._names)
-        return Merged(assemble(self._base, merge.layout, values, options), report, self._module)
+        self._merge.restart(read_options(self._merge.tasks, self._names, **self._patterns, **given))
+        return self._merged()
 
 
 class RunningMagmax:
@@ -317,7 +317,7 @@ class RunningMagmax:
                     continue
                 raise InputError(f"{tensor.name!r}: the new task or the base holds NaN or infinity: it can't be merged")
             fresh[tensor.name] = difference
-        self.last_length = math.sqrt(math.fsum(float(v.double().square().sum()) for v in fresh.values()))
+        self.last_length = math.sqrt(_square(fresh))
         for name, difference in fresh.items():
             so_far = self.vector.setdefault(name, difference)
             self.vector[name] = torch.where(difference.abs() >= so_far.abs(), difference, so_far)
@@ -328,20 +328,17 @@ class RunningMagmax:
         if self.last_length is None:
             raise InputError("no task was added yet")
         options = read_options(1, method="magmax", scale=scale)
-        factor = options.scale
-        if options.matched:
-            merged_square = math.fsum(float(v.double().square().sum()) for v in self.vector.values())
-            factor = matched_scale(self.last_length**2, merged_square)
-        result: dict[str, Tensor] = {}
-        for name, tensor in self._base.items():
-            vector = self.vector.get(name)
-            if name in self._signature.aliases:
-                result[name] = result[self._signature.aliases[name]]
-            elif vector is None or not bool(vector.any()):
-                result[name] = tensor.clone()
-            else:
-                step = vector * torch.tensor(factor, dtype=vector.dtype, device=vector.device)
-                result[name] = (tensor.to(vector.dtype) + step).to(tensor.dtype)
-                if not bool(result[name].isfinite().all()):
-                    raise does_not_fit(name, "merged", tensor.dtype)
-        return result
+        factor = matched_scale(self.last_length**2, _square(self.vector)) if options.matched else options.scale
+        merged: dict[str, Tensor] = {}
+        for name, vector in self.vector.items():
+            if bool(vector.any()):
+                base, step = self._base[name], vector * torch.tensor(factor, dtype=vector.dtype, device=vector.device)
+                merged[name] = (base.to(vector.dtype) + step).to(base.dtype)
+                if not bool(merged[name].isfinite().all()):
+                    raise does_not_fit(name, "merged", base.dtype)
+        return assemble(self._base, self._signature.aliases, merged)
+
+
+def _square(vectors: Mapping[str, Tensor]) -> float:
+    """Returns the squared length of all vectors together."""
+    return math.fsum(float(vector.double().square().sum()) for vector in vectors.values())

@@ -24,6 +24,7 @@ from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import COUNT_BYTES
+from tunable_magmax.merging.singular import working_bytes
 
 
 class Source(Protocol):
@@ -104,24 +105,6 @@ def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
     )
 
 
-class Buffers:
-    """Memory for chunks, by thread and name; each is made once, of the widest working type, and used over and over."""
-
-    def __init__(self, layout: Layout, kernels: Kernels, chunk: int) -> None:
-        wide = any(tensor.working == "F64" for tensor in layout.mergeable)
-        self._kernels, self._chunk = kernels, chunk
-        self._widest = torch.float64 if wide else torch.float32
-        self._local = threading.local()
-
-    def own(self, name: Any, size: int, dtype: torch.dtype, first: int = 0) -> Tensor:
-        """Returns so many elements of the buffer of this name in this thread, from the first on."""
-        held = self._local.__dict__
-        buffer = held.get(name)
-        if buffer is None:
-            buffer = held[name] = self._kernels.empty(self._chunk, self._widest)
-        return buffer.view(dtype)[first : first + size]
-
-
 Work = Callable[[Sequence[TensorRange], Sequence[Chunk]], Sequence[Any]]
 """Works on a batch: returns a result for each range. A CPU's batch is one range."""
 TasksRead = Callable[[TensorRange], Collection[int]]
@@ -134,12 +117,13 @@ class Walker:
     A batch of chunks is in memory of the thread that has read it, until it reads the next.
     """
 
-    def __init__(self, sources: Sources, buffers: Buffers, plan: MemoryPlan, kernels: Kernels) -> None:
-        self._together = not kernels.threads
+    def __init__(self, sources: Sources, plan: MemoryPlan, kernels: Kernels, wide: bool) -> None:
+        self._mergeable, self._sources = sources.layout.mergeable, sources.sources
+        self._plan, self._kernels, self._together = plan, kernels, not kernels.threads
         kinds = (torch.float32, torch.float64) if self._together and sources.in_memory else ()
         self._like = {kind: kernels.empty(0, kind) for kind in kinds}
-        self._mergeable, self._sources, self._buffers = sources.layout.mergeable, sources.sources, buffers
-        self._ahead, self._chunk_size = plan.ahead, plan.chunk
+        self._widest = torch.float64 if wide else torch.float32
+        self._buffers = threading.local()
         self._pool = ThreadPoolExecutor(plan.pool) if plan.pool > 1 else None
         self._turn = threading.Semaphore(plan.threads)
 
@@ -159,14 +143,27 @@ class Walker:
 
         return list(self._pool.map(in_turn, items))
 
+    def buffer(self, name: Any, size: int, dtype: torch.dtype, first: int = 0) -> Tensor:
+        """Returns elements of this thread's memory of this name, which is made once and used over and over."""
+        held = self._buffers.__dict__
+        if name not in held:
+            held[name] = self._kernels.empty(self._plan.chunk, self._widest)
+        return held[name].view(dtype)[first : first + size]  # type: ignore[no-any-return]
+
     def walk(self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead."""
-        todo = self._batches(split_ranges(places, self._chunk_size))
+        todo = self._batches(split_ranges(places, self._plan.chunk))
         ahead: deque[Callable[[], Sequence[Any]]] = deque()
         for k, batch in enumerate(todo):
-            while len(ahead) < self._ahead and k + len(ahead) < len(todo):
-                ahead.append(self.begin(work, todo[k + len(ahead)], tasks))
+            while len(ahead) < self._plan.ahead and k + len(ahead) < len(todo):
+                ahead.append(self._begin(work, todo[k + len(ahead)], tasks))
             yield from zip(batch, ahead.popleft()(), strict=True)
+
+    def walk_chunks(
+        self, work: Callable[[TensorRange, Chunk], Any], places: Iterable[TensorPlace], tasks: TasksRead
+    ) -> Iterator[tuple[TensorRange, Any]]:
+        """Walks with work that takes the chunks of a batch one after the other."""
+        return self.walk(lambda ranges, chunks: list(map(work, ranges, chunks)), places, tasks)
 
     def _batches(self, ranges: Sequence[TensorRange]) -> list[list[TensorRange]]:
         """Divides ranges into batches of one type, each of a chunk's elements at most."""
@@ -176,12 +173,12 @@ class Walker:
             size, working = bounds.stop - bounds.start, self._mergeable[bounds.place.tensor].working
             if not self._together or size > room or working != kind:
                 batches.append([])
-                room, kind = self._chunk_size, working
+                room, kind = self._plan.chunk, working
             batches[-1].append(bounds)
             room -= size
         return batches
 
-    def begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead) -> Callable[[], Sequence[Any]]:
+    def _begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead) -> Callable[[], Sequence[Any]]:
         """Starts to read a batch and to work on it; returns a function that waits for the results."""
 
         def read_and_work() -> Sequence[Any]:
@@ -203,12 +200,12 @@ class Walker:
         base = self._read(0, bounds, end)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
         tasks = [self._read(t, bounds, end) if t - 1 in wanted else base for t in range(1, len(self._sources))]
-        return Chunk(base, tasks, bounds.slots[0], bounds.place.element + bounds.start)
+        return Chunk(base, tasks, bounds.place.slot + bounds.start, bounds.place.element + bounds.start)
 
     def _read(self, source: int, bounds: TensorRange, end: int) -> Tensor:
         tensor, size = self._mergeable[bounds.place.tensor], bounds.stop - bounds.start
         dtype = working_dtype(tensor)
-        scratch = self._like[dtype] if self._like else self._buffers.own(source, size, dtype, end - size)
+        scratch = self._like[dtype] if self._like else self.buffer(source, size, dtype, end - size)
         return self._sources[source].read(tensor.infos[source].name, bounds.start, bounds.stop, scratch)
 
 
@@ -293,7 +290,7 @@ def _plan_for(
 ) -> MemoryPlan:
     """Returns the plan for this number of threads."""
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
-    width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
+    width = 8 if layout.wide else 4
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = method_class(options.method)(options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
@@ -306,7 +303,8 @@ def _plan_for(
         return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
 
     counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
-    matrix_bytes = _matrix_bytes(layout, options)
+    matrices = [tensor for tensor in layout.mergeable if method.merges_matrices and len(tensor.shape) == 2]
+    matrix_bytes = max((working_bytes(each.shape, 8 if each.working == "F64" else 4) for each in matrices), default=0)
     beside = counts + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
     vectors = (tasks + 1 if borrows else 1) + 2
@@ -334,16 +332,6 @@ def _plan_for(
     mapped = span if planes > left else 0
     left -= mapped or planes
     return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
-
-
-def _matrix_bytes(layout: Layout, options: Options) -> int:
-    """Returns the memory for the largest of the matrices that are merged whole, one at a time."""
-    if not method_class(options.method).merges_matrices:
-        return 0
-    from tunable_magmax.merging.singular import working_bytes
-
-    matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
-    return max((working_bytes(each.shape, 8 if each.working == "F64" else 4) for each in matrices), default=0)
 
 
 def read_threads(threads: int | None) -> int:

@@ -51,11 +51,6 @@ class TensorRange:
     start: int
     stop: int
 
-    @property
-    def slots(self) -> tuple[int, int]:
-        """The range's first slot in the planes, and the one after its last."""
-        return self.place.slot + self.start, self.place.slot + self.stop
-
 
 def padded(size: int) -> int:
     """Returns the slots that a tensor takes in the planes."""

@@ -411,33 +411,32 @@ def scan_equal(base, values, magnitude, lottery_state, first_element, window, ke
 
 
 @compiled()
-def _vote(values, origin, factor, least, ballots, sums):
+def _vote(values, origin, factor, least, ballots):
     equal = 0
     for j in range(origin.shape[0]):
         difference = np.float64(values[j] - origin[j])
         magnitude = abs(difference)
         ballot = factor * difference
-        ballot = ballot if magnitude >= least else 0.0
+        ballots[j] = ballot if magnitude >= least else 0.0
         equal += magnitude == least
-        ballots[j] = ballot
-        sums[j] += ballot
     return equal
 
 
 @compiled()
-def _drop_by_key(values, origin, cut, lottery, ballots, k, sums):
+def _drop_by_key(values, origin, cut, lottery, ballots):
     """Takes back the votes of elements of the cut's magnitude with larger keys."""
     least, key = cut
     lottery_state, first_element = lottery
     for j in range(origin.shape[0]):
-        if np.float64(abs(values[j] - origin[j])) == least:
-            number = ticket(lottery_state, first_element + np.uint64(j))
-            if number > key:
-                ballots[k, j] = 0.0
-                total = 0.0
-                for i in range(k):
-                    total += ballots[i, j]
-                sums[j] = total
+        equal = np.float64(abs(values[j] - origin[j])) == least
+        if equal and ticket(lottery_state, first_element + np.uint64(j)) > key:
+            ballots[j] = 0.0
+
+
+@compiled()
+def _add(ballots, sums):
+    for j in range(ballots.shape[0]):
+        sums[j] += ballots[j]
 
 
 @compiled()
@@ -487,9 +486,10 @@ def elect(base, addresses, weights, cuts, lottery, out):
         votes[:] = 0.0
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            if _vote(values, origin, factors[k], leasts[k], ballots[k], sums) and keys[k] < _ALL:
+            if _vote(values, origin, factors[k], leasts[k], ballots[k]) and keys[k] < _ALL:
                 drawn = lottery_states[k], first_element + np.uint64(start)
-                _drop_by_key(values, origin, (leasts[k], keys[k]), drawn, ballots, k, sums)
+                _drop_by_key(values, origin, (leasts[k], keys[k]), drawn, ballots[k])
+            _add(ballots[k, :size], sums)
         _signs(sums, signs)
         for k in range(tasks):
             _agree(ballots[k, :size], signs, shares[k], agreed, votes)

@@ -192,6 +192,12 @@ def test_data_of_the_other_kind(tmp_path, kind, other):
     assert str(tmp_path / kind) in said
 
 
+def test_several_processes_read_a_finished_run_at_a_time(made):
+    config, finished = made
+    with Run.training(finished.path, config.record(), len(finished.tasks)):
+        assert train(config, finished.path).trained == 0
+
+
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     arguments = (tmp_path / "run", {"benchmark": {}}, 2)
     with (

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -262,7 +262,10 @@ class Run:
     @classmethod
     @contextmanager
     def training(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Iterator[Run]:
-        """Opens a directory to train in, new or made with the same configuration, and keeps other processes out."""
+        """Opens a directory to train in, new or made with the same configuration.
+
+        Other processes are kept out until all planned tasks are trained; then several may read it at a time.
+        """
         import yaml
 
         path = Path(path)
@@ -274,8 +277,10 @@ class Run:
         else:  # nothing was made yet, perhaps because the configuration had to be corrected
             write_atomic(file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
         refusal = f"another process trains in {path}: wait until it is done, or choose another directory with -o"
-        with locked(path / "training.lock", refusal):
-            remove_unfinished(path.rglob(".*"))
+        is_finished = is_run(path) and len(cls.open(path).tasks) == planned_tasks
+        with nullcontext() if is_finished else locked(path / "training.lock", refusal):
+            if not is_finished:
+                remove_unfinished(path.rglob(".*"))
             if is_run(path):
                 run = cls.open(path)
                 if missing := [str(checkpoint) for checkpoint in run.tasks if not checkpoint.exists()]:

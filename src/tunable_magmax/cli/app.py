@@ -12,8 +12,7 @@ How a command is made, with `merge` as the example:
 3. The command, cli/merge.py, is a function of the same name: positional arguments, then `options: MergeOptions =
    parsed(MergeOptions)`. It calls the workflow inside `working()`, which shows progress and warnings, and ends with
    `show_result(record, lines)`. --json, --quiet and --debug belong to the program, and no command declares them.
-4. In Python, `from_flat(MergeOptions, **keywords)` makes the options of a method's keywords; `given(options)` are those
-   that a record needs to hold.
+4. In Python, `from_flat(MergeOptions, **keywords)` makes the options of a method's keywords.
 """
 
 from __future__ import annotations

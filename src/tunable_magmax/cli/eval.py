@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import given_warnings, show_result, table, working
 from tunable_magmax.errors import plural
-from tunable_magmax.workflows.options import EvalOptions
+from tunable_magmax.workflows.options import EvalOptions, flat
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix, Share
@@ -34,10 +34,10 @@ def eval(model: Path, /, *, options: EvalOptions = parsed(EvalOptions)) -> None:
     model
         A checkpoint (a directory or a file), a run directory, or a YAML configuration of a merge.
     """
-    from tunable_magmax.workflows.evaluate import measure
+    from tunable_magmax.workflows.evaluate import evaluate
 
     with working() as progress:
-        found = measure(model, options, progress)
+        found = evaluate(model, progress=progress, **flat(options))
     show_result({**found.to_dict(), "warnings": given_warnings()}, _evaluation(found, options))
 
 

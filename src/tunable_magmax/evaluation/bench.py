@@ -23,7 +23,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
-from tunable_magmax.models.encoder import Encoder, load_encoder, put_weights
+from tunable_magmax.models.encoder import Encoder, load_encoder, put_weights, usable_device
 from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
 from tunable_magmax.models.head import Head, Linear, load_head, require_match
 from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
@@ -122,11 +122,8 @@ class Bench(AbstractContextManager["Bench"]):
         precise: bool = True,
     ) -> None:
         """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
-        import torch
-
         self.run, self.progress, self.precise = run, progress, precise
-        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        options: dict[str, Any] = {"seed": seed, "device": where, "progress": progress}
+        options: dict[str, Any] = {"seed": seed, "device": usable_device(device), "progress": progress}
         self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)
         if self.models.labels is not None:
             self.encoder: Encoder = self.models.encoder(device)

@@ -19,12 +19,8 @@ Source: TypeAlias = Literal["label", "auto", "both", "ot", "ot-raw", "cosine", "
 SOURCES: tuple[Source, ...] = get_args(Source)
 METHODS = {
     "sequential": "last_task",
-    "random_mix": "random_mix",
-    "average": "average",
-    "ties": "ties",
-    "magmax": "magmax",
     "tunable": "tunable_magmax",
-    "tsv": "tsv",
+    **{name: name for name in ("random_mix", "average", "ties", "magmax", "tsv")},
 }
 """Merges, by the name they have in tables."""
 SAMPLES, KEPT = "samples", "kept"

@@ -27,7 +27,7 @@ from tunable_magmax.models.head import Head, builtin_head, load_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory, recipe_of
-from tunable_magmax.workflows.options import EvalOptions, Reading, from_flat, given
+from tunable_magmax.workflows.options import EvalOptions, Reading, from_flat
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -94,15 +94,11 @@ def evaluate(model: Subject, data: Data = None, *, progress: Progress | None = N
     >>> evaluate("site-model", "site/test").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
-    return measure(model, from_flat(EvalOptions, data=data, **options), progress)
-
-
-def measure(model: Subject, options: EvalOptions, progress: Progress | None = None) -> Evaluation:
-    """Does what `evaluate` does, as the options say."""
-    reading, owner = options.reading, None if options.run is None else Run.open(options.run)
-    subject = _read_subject(Path(model), options) if isinstance(model, str | os.PathLike) else model
+    asked = from_flat(EvalOptions, data=data, **options)
+    reading, owner = asked.reading, None if asked.run is None else Run.open(asked.run)
+    subject = _read_subject(Path(model), asked) if isinstance(model, str | os.PathLike) else model
     if isinstance(subject, Run):
-        return _evaluate_run(subject, options, progress)
+        return _evaluate_run(subject, asked, progress)
     if isinstance(model, str | os.PathLike) and is_run(Path(model)):
         owner = Run.open(Path(model))
     merged: Merged | None = None
@@ -111,8 +107,8 @@ def measure(model: Subject, options: EvalOptions, progress: Progress | None = No
         if owner is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         merged, subject = subject, owner.base
-    used = find_head(subject, options.head, owner)
-    labelled, origin = open_labelled(options.data, used.head, used.run, reading)
+    used = find_head(subject, asked.head, owner)
+    labelled, origin = open_labelled(data, used.head, used.run, reading)
     if isinstance(subject, Recipe):
         merged, encoder = merge_recipe_in_memory(subject.located(), progress, reading.device)
         subject, owner = subject.base, None  # its encoder is there
@@ -135,10 +131,10 @@ def _read_subject(path: Path, options: EvalOptions) -> Path | Recipe | Run:
             f"{path} does not exist: give a checkpoint, a run directory, a YAML, or a model's name on the hub"
         )
     refuse_run_file(path)
-    merging, configured = bool(given(options.merging)) or options.preference is not None, path.suffix.lower() in YAML
+    merging = options.merging != EvalOptions().merging or options.preference is not None
     if options.checkpoint and (merging or not is_run(path)):
         raise InputError("checkpoint names checkpoints of a run directory, without options of a merge")
-    if configured or (merging and is_run(path)):
+    if path.suffix.lower() in YAML or (merging and is_run(path)):
         return recipe_of(path, None, options.preference, options.merging)
     if merging:
         raise InputError(f"{path} is a checkpoint: leave out the options of a merge, or give a run directory")

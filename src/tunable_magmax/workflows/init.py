@@ -124,10 +124,9 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             )
             run.register(name, kept=entry)
         except InputError as error:
-            raise InputError(
-                f"{error}\n{path} is there, with {done} of {len(data)} profiles; make the others by "
-                f"{run.how_to_add('--data', f'{name}=DATA')}"
-            ) from None
+            command = run.how_to_add("--data", f"{name}=DATA")
+            error.add_note(f"{path} is there, with {done} of {len(data)} profiles; make the others by {command}")
+            raise
     return InitResult(inputs, run, tuple(notes))
 
 

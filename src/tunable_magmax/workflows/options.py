@@ -270,16 +270,6 @@ def flat(options: Any) -> dict[str, Any]:
     return found
 
 
-def given(options: Any) -> dict[str, Any]:
-    """Returns the options that are not the defaults of their class, by name.
-
-    >>> given(Output(threads=2))
-    {'threads': 2}
-    """
-    usual = flat(type(options)())
-    return {name: value for name, value in flat(options).items() if value != usual[name]}
-
-
 def from_flat(kind: type[Kind], **values: Any) -> Kind:
     """Makes options of keywords, sorting them into their groups: this is how methods in Python take them.
 

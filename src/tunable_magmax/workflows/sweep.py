@@ -159,9 +159,7 @@ def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool 
     """
     if steps < 2:
         raise InputError(f"steps is {steps}, expected 2 or more: both ends are steps")
-    if len(start) != len(stop):
-        raise InputError(f"the line goes from {len(start)} weights to {len(stop)}: give one for each task at both ends")
-    ends = [_exact(weights, "an end of the line") for weights in (start, stop)]
+    ends = [read_weights(weights, len(start)) or () for weights in (start, stop)]
     if normalise:
         ends = [tuple(weight / sum(weights) for weight in weights) for weights in ends]
     width = max(2, len(str(steps - 1)))
@@ -179,13 +177,6 @@ def listed(named: Sequence[tuple[str, Sequence[Any]]]) -> Points:
     """
     width = max(2, len(str(len(named) - 1)))
     return {
-        f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-"): _exact(weights, name)
+        f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-"): read_weights(weights, len(weights)) or ()
         for k, (name, weights) in enumerate(named)
     }
-
-
-def _exact(weights: Sequence[Any], what: str) -> tuple[Fraction, ...]:
-    try:
-        return read_weights(weights, len(weights)) or ()
-    except InputError as error:
-        raise InputError(f"{what}: {error}") from None

@@ -40,7 +40,7 @@ def pictures(count):
 @pytest.mark.parametrize("chunk", [2, 256])
 @pytest.mark.parametrize("kind", IMAGE_KINDS)
 def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind, chunk):
-    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", chunk)
+    monkeypatch.setattr(prepared_module, "IMAGES_AT_ONCE", chunk)
     encoder, images = load(kind, tmp_path), pictures(7)
     found = prepare(encoder, samples(images))
     assert (len(found), found.kind, found.positions, found.failed) == (7, "image", tuple(range(7)), 0)
@@ -64,9 +64,7 @@ def test_what_a_processor_leaves_out_is_left_out(tmp_path):
     torch.testing.assert_close(found, encoder.prepare_images(images) * 0.25 + 0.5, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [2, 256])
-def test_tokens_are_equal_up_to_padding(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", chunk)
+def test_tokens_are_equal_up_to_padding(tmp_path):
     encoder = load("bert", tmp_path)
     found = prepare(encoder, samples(TEXTS))
     for rows in ([0], [3, 1], [4, 2, 0, 5], range(6)):
@@ -91,7 +89,7 @@ def test_tokens_padded_on_the_left_are_not_cut_off(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", 2)
+    monkeypatch.setattr(prepared_module, "IMAGES_AT_ONCE", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoder = load("vit", tmp_path)
     images: list = pictures(9)

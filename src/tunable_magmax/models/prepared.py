@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Batch: TypeAlias = Tensor | dict[str, Tensor]
 
-INPUTS_AT_ONCE = 256
+IMAGES_AT_ONCE = 256
 # Decoding threads beyond this gain nothing: the parts that hold the interpreter's lock take over.
 DECODING_THREADS = 8
 CPU_BATCH, DEVICE_BATCH = 64, 512
@@ -118,9 +118,11 @@ def prepare(
     failed: dict[int, Unreadable] = {}
     kept: list[int] = []
     parts: list[dict[str, Tensor]] = []
-    # Tokenizers refuse to be used from two threads at once.
-    threads = min(DECODING_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
-    batches = samples.batches(wanted, INPUTS_AT_ONCE, failed)
+    # A tokenizer refuses to be used from two threads at once, and pads what it is given to the longest.
+    threads, size = min(DECODING_THREADS, torch.get_num_threads()), IMAGES_AT_ONCE
+    if samples.kind == "text":
+        threads, size = 1, len(wanted)
+    batches = samples.batches(wanted, size, failed)
     # A few batches at a time: hundreds of decoded images each, before they are made smaller.
     for where, part in map_in_threads(
         lambda batch: (batch[0], _decode(encoder, batch[1], samples.kind)), batches, threads, DECODING_THREADS
@@ -130,14 +132,6 @@ def prepare(
         if progress is not None:
             progress("reading", len(kept) + len(failed), len(wanted))
     warn_unreadable(samples.origin, failed, len(wanted))
-    if samples.kind == "text":  # padded to the longest, as the tokenizer does
-        longest = max(part["input_ids"].shape[1] for part in parts)
-        filler = {"input_ids": int(getattr(encoder.tokenizer, "pad_token_id", None) or 0)}
-        pad = torch.nn.functional.pad
-        parts = [
-            {name: pad(values, (0, longest - values.shape[1]), value=filler.get(name, 0)) for name, values in p.items()}
-            for p in parts
-        ]
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
     device = encoder.device

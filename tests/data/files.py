@@ -1,15 +1,8 @@
-"""Files for readers: a text, a folder of pictures for each class, and real data where it is at hand."""
+"""Files for readers: a text, and a folder of pictures for each class."""
 
 from pathlib import Path
 
-import pytest
 from models import tiny
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-
-
-def needs(path):
-    return pytest.mark.skipif(not (SHARED / path).exists(), reason=f"shared/{path} is not here")
 
 
 def written(path: Path, content: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from data.files import SHARED, folder, needs, written
+from data.files import folder, written
 from models import tiny
 
 from tunable_magmax.data.benchmark import open_benchmark, read_section
@@ -197,13 +197,6 @@ def test_empty_classes(tmp_path):
         opened(tmp_path, name="images", data=".", tasks={"a": ["ant"], "b": ["cat"]})
     benchmark = opened(tmp_path, name="images", data=".", tasks={"a": ["ant", "cat"]})
     assert counts(benchmark) == [(4, 1)]
-
-
-@needs("data/clinc150")
-def test_the_real_clinc150():
-    benchmark = opened(SHARED, name="clinc150", data="data/clinc150", tasks=15, order={"seed": 3})
-    assert (len(benchmark.train), len(benchmark.test), len(benchmark.classes)) == (15_000, 4_500, 150)
-    assert {(len(task.train), len(task.test), len(task.classes)) for task in benchmark.tasks} == {(1_000, 300, 10)}
 
 
 # -- ImageNet-R -------------------------------------------------------------------------------------------------------

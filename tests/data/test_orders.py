@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from data.files import SHARED, needs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,14 +115,3 @@ def test_the_limit_is_a_seeded_draw_of_each_group():
     # Of a larger limit the smaller one is a part.
     assert set(drawn) < set(limited(range(100), groups, 9, seed=1))
     assert limited([3, 5], groups, 9, seed=1) == [3, 5]
-
-
-@needs("data/class_orders.json")
-def test_the_paper_s_order_of_imagenet_r():
-    path = SHARED / "data" / "class_orders.json"
-    content = json.loads(path.read_text())
-    names = tuple(content["imagenet_r_classes"])
-    chosen = order({"file": str(path), "name": "A"})
-    assert order_indices(chosen, names, "imagenet-r") == content["imagenet_r"]["A"]
-    backwards = order_indices(chosen, names[::-1], "imagenet-r")
-    assert [names[::-1][k] for k in backwards] == [names[k] for k in content["imagenet_r"]["A"]]

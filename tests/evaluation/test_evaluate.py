@@ -15,7 +15,6 @@ from tunable_magmax.evaluation.labelled import known_labels, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, find_head
 from tunable_magmax.workflows.options import Reading
@@ -38,12 +37,6 @@ def plain(run, checkpoint, data):
     tasks = {name: [head.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
     owners = [next(t for t, group in enumerate(tasks.values()) if label in group) for label in labels]
     return Accuracy.of(scores, np.array(labels), head.classes, tasks, np.array(owners))
-
-
-def merged(run, folder, **options):
-    recipe = read_recipe(run)
-    tmx.merge_checkpoints(recipe.base, recipe.tasks, folder, **options)
-    return folder
 
 
 def test_a_checkpoint(any_run, tmp_path):
@@ -100,16 +93,17 @@ def test_tasks_that_share_classes_are_left_out(tmp_path):
 
 
 def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
-    folder = merged(image_run.path, tmp_path / "site-model")
+    run, folder = Run.open(image_run.path), tmp_path / "site-model"
+    tmx.merge_checkpoints(run.base, run.tasks, folder)
     found = evaluate(folder, site, reading=CPU)
     assert found.head == str(image_run.path / "head.safetensors")
     assert [*found.accuracy.by_task] == ["first", "second"]
     # What was given goes first, then what lies beside it.
     shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
     assert find_head(folder).source == str(folder / "classifier-head.safetensors")
-    assert find_head(folder, run=Run.open(image_run.path)).source == str(image_run.path / "head.safetensors")
+    assert find_head(folder, run=run).source == str(image_run.path / "head.safetensors")
     other = shutil.copy(image_run.path / "head.safetensors", tmp_path / "other.safetensors")
-    assert find_head(folder, head=other, run=Run.open(image_run.path)).source == str(other)
+    assert find_head(folder, head=other, run=run).source == str(other)
 
 
 def test_a_run_is_found_though_its_base_lies_elsewhere(image_run, site, tmp_path):

@@ -2,9 +2,7 @@
 
 import gc
 import warnings
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -45,17 +43,6 @@ def test_samples_in_memory_give_what_files_give(any_run, tmp_path, calm):
     assert run.prefer(inputs=inputs, device="cpu").weights == pytest.approx(run.prefer(inputs=files).weights, abs=1e-4)
     compared = run.compare(in_memory, list(zip(inputs, LABELS, strict=True)))
     assert [row.share for row in compared.rows] == [row.share for row in run.compare(by_files, files).rows]
-
-
-def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
-    run, images = tmx.open_run(image_run.path), inputs_of(image_run)
-    paths = []
-    for k, image in enumerate(images):
-        paths.append(str(tmp_path / f"{k:02}.png"))
-        image.save(paths[-1])
-    expected = run.prefer(inputs=images).weights
-    for same in ([np.asarray(image) for image in images], paths, [Path(path) for path in paths], np.stack(images)):
-        assert run.prefer(inputs=same).weights == expected
 
 
 def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):

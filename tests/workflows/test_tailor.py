@@ -361,12 +361,8 @@ def test_a_classifier_without_a_bias_takes_a_fitted_head_too(tmp_path):
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def copied(run: LabelledRun, folder: Path) -> LabelledRun:
-    return LabelledRun(shutil.copytree(run.path, folder), run.kind)
-
-
 def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
-    run = copied(kept_run, tmp_path / "run")
+    run = LabelledRun(shutil.copytree(kept_run.path, tmp_path / "run"), kept_run.kind)
     base = load_file(run.path / "base/model.safetensors")
     name = next(name for name, value in base.items() if value.ndim == 2 and name.endswith("query.weight"))
     for task in TASKS:

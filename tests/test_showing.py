@@ -11,20 +11,14 @@ import tunable_magmax as tmx
 from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
 
 
-def merged_of(tasks, tensors=50):
-    base = {f"layer.{k}": torch.zeros(20) for k in range(tensors)}
-    states = [{name: torch.full((20,), t + 1.0) for name in base} for t in range(tasks)]
-    return tmx.merge_state_dicts(base, states, scale=1)
-
-
 def test_reprs_are_short_however_large_the_result():
-    merged = merged_of(20)
-    shown = (
-        "tunable_magmax, 1,000 elements of 50 tensors, scale 1; task 1 5%, task 2 5%, task 3 5%, task 4 5%, task 5 5%"
+    base = {f"layer.{k}": torch.zeros(20) for k in range(50)}
+    tasks = [{name: torch.full((20,), t + 1.0) for name in base} for t in range(20)]
+    merged = tmx.merge_state_dicts(base, tasks, scale=1)
+    assert repr(merged).startswith(
+        "Merged(50 tensors; tunable_magmax, 1,000 elements of 50 tensors, scale 1; task 1 5%"
     )
-    assert repr(merged.report) == f"MergeReport({shown} and 15 more)"
-    assert repr(merged) == f"Merged(50 tensors; {shown} and 15 more)"
-    assert len(repr(tmx.Preference.equal(100))) < 120
+    assert max(len(repr(each)) for each in (merged, merged.report, tmx.Preference.equal(100))) < 200
     site = tmx.Preference((3, 1), "probe", {"samples": 40}, tasks=("birds", "cars"), scale=0.5)
     assert repr(site) == "Preference(probe, 40 samples: birds 75%, cars 25%; scale 0.5)"
     with tmx.MergeSession({"w": torch.zeros(3)}, [{"w": torch.ones(3)}]) as session:

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from adapters import factors, save_adapter
 from safetensors.torch import save_file
+from sequences import save_sharded, sequence
 
 from fuzz.mutations import bytes_changed, changed_json, changed_safetensors
 from tunable_magmax import Preference
@@ -58,19 +58,11 @@ def tmx(*arguments: object) -> None:
 def prepare(folder: Path) -> None:
     """Writes a valid file of every kind."""
     folder.mkdir(parents=True, exist_ok=True)
-    random = torch.Generator().manual_seed(3)
     shapes = {"embed.weight": (6, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "head.weight": (3, 4)}
-    base = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
-    tasks = [{name: tensor + 0.1 * t for name, tensor in base.items()} for t in (1, 2)]
+    base, tasks = sequence(2, shapes, seed=3)
     for name, tensors in zip(("base", "task1", "task2"), (base, *tasks), strict=True):
         save_file(tensors, folder / f"{name}.safetensors")
-    sharded = folder / "sharded"
-    sharded.mkdir()
-    names = [list(base)[:2], list(base)[2:]]
-    for k, part in enumerate(names, 1):
-        save_file({name: base[name] for name in part}, sharded / f"model-0000{k}-of-00002.safetensors")
-    index = {name: f"model-0000{k}-of-00002.safetensors" for k, part in enumerate(names, 1) for name in part}
-    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    sharded = save_sharded(folder / "sharded", base, 2)
     (sharded / "config.json").write_text(json.dumps({"model_type": "bert", "torch_dtype": "float32"}))
     save_adapter(folder / "adapter", {"layers.0": factors(4, 4, 2, 1)}, lora_alpha=4, r=2)
     recipe = {

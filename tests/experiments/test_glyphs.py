@@ -22,12 +22,6 @@ def pixels(samples, positions):
     return [np.asarray(picture) for picture in samples.load(positions)]
 
 
-def test_there_are_enough_characters_and_the_two_lists_share_none():
-    own, others = alphabets()
-    assert min(len(own.characters), len(others.characters)) >= 200
-    assert len(set(own.names) | set(others.names)) == len(own.names) + len(others.names)
-
-
 def test_all_fonts_hold_every_character():
     import matplotlib
     from matplotlib.ft2font import FT2Font

@@ -107,19 +107,12 @@ def _merged(folder: Path, base: str, tasks: Sequence[str]) -> None:
         (folder / "out.log").unlink(missing_ok=True)
 
 
-def _header(folder: Path) -> None:
-    tmx("inspect", folder / "task1.safetensors", "--tensors")
-    _merged(folder, "base.safetensors", ["task1.safetensors", "task2.safetensors"])
+def _inspected_and_merged(name: str, base: str, *tasks: str) -> Callable[[Path], None]:
+    def use(folder: Path) -> None:
+        tmx("inspect", folder / name, "--tensors")
+        _merged(folder, base, tasks)
 
-
-def _index(folder: Path) -> None:
-    tmx("inspect", folder / "sharded")
-    _merged(folder, "sharded", ["task1.safetensors"])
-
-
-def _adapter(folder: Path) -> None:
-    tmx("inspect", folder / "adapter")
-    _merged(folder, "base.safetensors", ["adapter"])
+    return use
 
 
 def _preference(folder: Path) -> None:
@@ -182,12 +175,15 @@ def _holding(*metadata: str) -> Callable[[bytes, Random], bytes]:
     return lambda file, random: changed_safetensors(file, random, metadata)
 
 
+_MERGED = _inspected_and_merged("task1.safetensors", "base.safetensors", "task1.safetensors", "task2.safetensors")
+_SHARDED = _inspected_and_merged("sharded", "sharded", "task1.safetensors")
+_ADAPTER = _inspected_and_merged("adapter", "base.safetensors", "adapter")
 TARGETS = {
-    "header": Target("task1.safetensors", _holding(), _header),
-    "index": Target("sharded/model.safetensors.index.json", _json, _index),
-    "model config": Target("sharded/config.json", _json, _index),
-    "adapter config": Target("adapter/adapter_config.json", _json, _adapter),
-    "adapter weights": Target("adapter/adapter_model.safetensors", _holding(), _adapter),
+    "header": Target("task1.safetensors", _holding(), _MERGED),
+    "index": Target("sharded/model.safetensors.index.json", _json, _SHARDED),
+    "model config": Target("sharded/config.json", _json, _SHARDED),
+    "adapter config": Target("adapter/adapter_config.json", _json, _ADAPTER),
+    "adapter weights": Target("adapter/adapter_model.safetensors", _holding(), _ADAPTER),
     "preference": Target("preference.json", _json, _preference),
     "profile": Target("profile.safetensors", _holding("tunable_magmax_profile"), _profile),
     "run": Target("run.json", _json, _run),

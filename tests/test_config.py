@@ -15,7 +15,6 @@ from tunable_magmax.config import (
     Proportion,
     Seed,
     Text,
-    Texts,
     check,
     gather,
     parse_yaml,
@@ -29,7 +28,7 @@ from tunable_magmax.errors import InputError
 class Inner:
     __pydantic_config__ = STRICT
     method: Literal["cosine", "constant"] = "cosine"
-    names: Texts = ()
+    names: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def problems(data):
 
 
 def test_values_are_what_the_annotations_say():
-    given = {"model": "m", "lr": "1e-3", "share": 0, "inner": {"names": "one"}, "either": [1, 2]}
+    given = {"model": "m", "lr": "1e-3", "share": 0, "inner": {"names": ["one"]}, "either": [1, 2]}
     found = check(Sample, given, "x.yaml")
     assert found == Sample("m", 0.001, 0.0, inner=Inner(names=("one",)), either=(1, 2))
     assert check(Sample, {"model": "m", "lenient": {"path": "p", "more": 1}}, "x.yaml").lenient == Lenient("p")

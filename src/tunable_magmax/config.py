@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tunable_magmax.errors import InputError, bulleted, closest
 from tunable_magmax.files import DEEPEST, TOO_DEEP, parse_json, read_whole
@@ -41,14 +41,6 @@ Proportion: TypeAlias = Annotated[float, Field(ge=0, lt=1), _FROM_YAML]
 PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
 Seed: TypeAlias = Annotated[int, Field(ge=0)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
-Texts: TypeAlias = Annotated[
-    # Not strict, because what a validator returns is a Python list, which is no strict tuple.
-    tuple[Text, ...],
-    Field(strict=False),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}),
-]
-"""A list of texts, or one text."""
 
 
 def check(kind: type[Described], data: Any, where: str) -> Described:

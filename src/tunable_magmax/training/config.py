@@ -18,7 +18,6 @@ from tunable_magmax.config import (
     PositiveInt,
     Seed,
     Text,
-    Texts,
     gather,
     read_yaml,
     refuse,
@@ -71,7 +70,7 @@ class Optimisation:
     weight_decay: NotNegative = 0.1
     warmup: NotNegative = 500
     clip: Positive | None = 1.0
-    freeze: Texts = ()
+    freeze: tuple[Text, ...] = ()
     augment: Augmentation = "none"
     pad: PositiveInt = 2
     precision: Literal["auto", "float32"] = "auto"

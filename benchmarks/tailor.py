@@ -3,8 +3,8 @@
     python benchmarks/tailor.py [--tasks 20] [--pictures 100] [--keep 20] [--folder /tmp]
 
 Makes a random walk of checkpoints in a temporary folder (3.8 GB in float16 with 20 tasks; removed afterwards) with
-`--keep` pictures of each of five classes a task, tailors once, and prints the seconds by phase and in all. Exits with 1
-if the merge takes more than a quarter of all.
+`--keep` pictures of each of five classes a task, tailors once, and prints the seconds by phase and in all, and how many
+samples were embedded. Exits with 1 if the merge takes more than a quarter of all.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def main() -> int:
     print(f"{'all':<12} {total:7.1f} s")
     weighted = sum(weight > 0 for weight in made.preference.weights)
     print(f"{made.report.elements:,} elements, {weighted} tasks with a weight, by {made.report.method}")
+    print(f"{made.record.head.embedded:,} forward passes of samples, without those for the mixture")
     share = sum(spent.get(phase, 0.0) for phase in MERGING) / total
     print(f"the merge takes {share:.0%}, at most {SHARE:.0%} allowed")
     return int(share > SHARE)

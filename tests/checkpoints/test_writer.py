@@ -141,6 +141,13 @@ def test_sidecars(tmp_path: Path) -> None:
     assert sorted(files(tmp_path / "out")) == ["2_Pooling/config.json", "b", "x.safetensors"]
 
 
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(StorageError, match="cannot be written to"):
+        Output.check(tmp_path / "new" / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_sidecar_beside_a_single_file_replaces_nothing_unasked(tmp_path: Path) -> None:
     (tmp_path / "x.report.json").write_bytes(b"mine")
     with pytest.raises(InputError, match=r"x\.report\.json"):

@@ -337,6 +337,22 @@ def test_bad_input(tmx, tmp_path, run, arguments, says):
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_a_profile_that_is_lost_is_made_again_by_the_command_that_the_error_names(tmx, tmp_path, run, content):
+    command = ("init", run, "--data", f"warm={tmp_path}/data/warm", "--device", "cpu")
+    assert tmx(*command).code == 0
+    file = run / "profiles" / "warm.safetensors"
+    before = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    refused = tmx("prefer", run, "--inputs", tmp_path / "data/warm")
+    assert refused.code == 2
+    assert f"`tmx init {run} --data warm=DATA`" in refused.err
+    assert tmx(*command).code == 0
+    assert file.read_bytes() == before
+
+
 def test_a_head_of_class_means_is_made_for_the_base(tmx, tmp_path, run):
     data = images(tmp_path / "all", 3, *COLOURS)
     assert tmx("init", run, "--head", data).code == 0

@@ -137,6 +137,8 @@ def test_the_command_says_what_is_missing(tmx, tmp_path, monkeypatch):
     refused = tmx("reproduce", "paper/imagenet-r-20", "-o", tmp_path / "r", "--set", "run.model=./none")
     assert refused.code == 2
     assert not (tmp_path / "r").exists()
+    (tmp_path / "file").touch()
+    assert "is a file" in tmx("reproduce", "glyphs/characters-5", "-o", tmp_path / "file", "--dry-run").err
     monkeypatch.chdir(CONFIGS.parent)  # a path that is typed counts from the current directory
     found = tmx("reproduce", "paper/cifar100-5", "-o", tmp_path, "--set", "run.benchmark.data=README.md", "--dry-run")
     assert "run.benchmark.data" not in found.err

@@ -99,6 +99,9 @@ class Output:
         place = _absolute(Path(out))
         _refuse_place(place)
         _refuse_existing(place, overwrite)
+        above = next(folder for folder in place.parents if folder.exists())
+        if above.is_dir() and not os.access(above, os.W_OK | os.X_OK):
+            raise StorageError(f"{place}: {above} cannot be written to: make it writable, or choose another output")
 
     @staticmethod
     def recover(out: str | Path) -> bool:

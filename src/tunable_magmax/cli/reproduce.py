@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import show_result, table, tell, working
-from tunable_magmax.errors import plural
+from tunable_magmax.errors import InputError, plural
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.reproduce import ExperimentPlan
@@ -52,6 +52,8 @@ def reproduce(config: Path, /, *, options: ReproduceOptions = parsed(ReproduceOp
     from tunable_magmax.experiments.tables import headlines
 
     experiment = read_experiment(config, options.changes)
+    if options.out.is_file():
+        raise InputError(f"{options.out} is a file: give a folder with -o")
     if options.dry_run:
         plan = plan_experiment(experiment, options.out, options.work)
         show_result(plan.to_dict(), _planned(plan, options.out))

@@ -167,7 +167,11 @@ class Run:
 
         profiles: list[Profile | None] = []
         for task in self.record.tasks:
-            profile = None if task.profile is None else Profile.load(self.path / task.profile)
+            try:
+                profile = None if task.profile is None else Profile.load(self.path / task.profile)
+            except InputError as error:
+                error.add_note(f"{self.how_to_add('--data', f'{task.name}=DATA')} makes the profile again")
+                raise
             if profile is not None and profile.task != task.name:
                 raise InputError(
                     f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -168,8 +168,7 @@ def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progre
 def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
     """Finds checkpoints and reads the labels of the data; all that is wrong is one error."""
     refuse_run_file(path)
-    problems: list[str] = []
-    named = options.base is not None or bool(options.task)
+    problems, named = list[str](), options.base is not None or bool(options.task)
     if options.keep is not None and options.keep < 0:
         problems.append(f"--keep is {options.keep}: give a number of samples of each class, 0 to keep none")
     run = Run.open(path) if is_run(path) and not (named and options.overwrite) else None
@@ -193,7 +192,8 @@ def _read_inputs(path: Path, options: InitOptions) -> InitInputs:
     held_out = _read_data("--eval-data", options.eval_data, names, options.reading, problems)
     data = held_out | _read_data("--data", options.data, names, options.reading, problems)
     if run is not None:
-        problems += _data_of_others(run, data)
+        with suppress(InputError):  # of a profile that is missing or damaged, and may be made again now
+            problems += _data_of_others(run, data)
     nameless: dict[str, tuple[str, ...]] = {}
     if not problems and base is not None:
         nameless = _match_labels(base, tasks, data, held_out, problems)

@@ -186,7 +186,7 @@ class ClusterMerge(Merge):
         return self._workers.ask([Call(k, name, arguments) for k in range(len(self._shares))])
 
     def scan(self, elements: int) -> Survey:
-        self.method.set_element_count(elements)
+        self.method.elements = elements
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
         for answer in self._ask_all("scan"):
             survey.add(answer)

@@ -58,8 +58,7 @@ def read_weights(weights: Any, tasks: int) -> tuple[Fraction, ...] | None:
     weights = getattr(weights, "weights", weights)
     if weights is None:
         return None
-    _check_length(weights, "weights", tasks)
-    read = tuple(read_decimal(w, f"weight {k}") for k, w in enumerate(weights, start=1))
+    read = _read_numbers(weights, "weights", tasks)
     for k, weight in enumerate(read, start=1):
         if weight < 0:
             raise InputError(f"weight {k} is negative ({weights[k - 1]}); weights are shares, 0 or more")
@@ -68,11 +67,13 @@ def read_weights(weights: Any, tasks: int) -> tuple[Fraction, ...] | None:
     return read
 
 
-def _check_length(values: Any, what: str, tasks: int) -> None:
+def _read_numbers(values: Any, what: str, tasks: int) -> tuple[Fraction, ...]:
+    """Returns one exact number for each task."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise InputError(f"{values!r} is not a list of {tasks} {what}, one for each task")
     if len(values) != tasks:
         raise InputError(f"{len(values)} {what} for {tasks} tasks: give one for each, in training order")
+    return tuple(read_decimal(value, f"{what.removesuffix('s')} {k}") for k, value in enumerate(values, start=1))
 
 
 def budget(weights: Sequence[Any], elements: int) -> list[int]:
@@ -114,14 +115,11 @@ def split(weights: Sequence[int], elements: int) -> list[int]:
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:
     """Checks a budget as far as possible before the number of merged elements is known."""
-    _check_length(given, "budgets", tasks)
-    numbers = []
-    for k, n in enumerate(given, start=1):
-        exact = read_decimal(n, f"budget of task {k}")
+    read = _read_numbers(given, "budgets", tasks)
+    for k, exact in enumerate(read, start=1):
         if exact.denominator != 1 or exact < 0:
-            raise InputError(f"budget of task {k} is {n}, expected a whole number of elements, 0 or more")
-        numbers.append(int(exact))
-    return tuple(numbers)
+            raise InputError(f"budget {k} is {given[k - 1]}, expected a whole number of elements, 0 or more")
+    return tuple(map(int, read))
 
 
 def named_tasks(

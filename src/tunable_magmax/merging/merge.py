@@ -144,7 +144,7 @@ class Merge:
         if self.method.plane_rows:
             slots = sum(padded(place.size) for place in everything)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
-        self.method.set_element_count(elements)
+        self.method.elements = elements
         self._compared = self._compared_in(everything)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
         suspect = np.zeros_like(survey.changed)
@@ -198,7 +198,7 @@ class Merge:
 
     def _mark_again(self, elements: int) -> None:
         """Marks candidates again if other tasks are compared, now that so many elements are merged."""
-        self.method.set_element_count(elements)
+        self.method.elements = elements
         compared = self._compared_in(self.places)
         marked = self._planes is not None and self.method.plane_rows
         if marked and any(compared[k] != self._compared[k] for k in compared):

@@ -69,6 +69,9 @@ class Method:
     budget: tuple[int, ...] | None = None
     """How many elements each task gives, once that is decided."""
 
+    elements: int = 0
+    """How many elements are merged, as far as it is known."""
+
     leftovers: int | None = None
     """How many elements were nobody's candidates; None for methods without an assignment."""
 
@@ -84,9 +87,6 @@ class Method:
         """For the survey: which tasks are compared in a tensor of this size, and the plane row that marks each one's
         candidates (-1: none)."""
         return [False] * self.tasks, [-1] * self.tasks
-
-    def set_element_count(self, elements: int) -> None:
-        """Takes the number of merged elements, on which it may depend which tasks are compared."""
 
     def expected_budget(self, elements: int) -> tuple[int, ...] | None:
         """Returns the budget if so many elements are merged; None for methods without one."""
@@ -171,17 +171,11 @@ class TunableMagmax(Method):
         wanted = [reusable or n > 0 for n in options.budget or self.proportions]
         self._rows = PlaneRows.for_tasks(wanted, lasting=reusable)
         self.plane_rows = self._rows.count
-        self._active: list[bool] = []
+        self._with_a_budget: dict[int, list[bool]] = {}
         self._owned: dict[int, tuple[int, ...]] = {}
-
-    def set_element_count(self, elements: int) -> None:
-        self._active = self._with_a_budget(elements)
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self.proportions, elements))
-
-    def _with_a_budget(self, elements: int) -> list[bool]:
-        return [n > 0 for n in self.expected_budget(elements)]
 
     def compared_and_rows(self, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         rows = self._rows.candidates
@@ -192,9 +186,11 @@ class TunableMagmax(Method):
         return active, [row if taking_part else -1 for row, taking_part in zip(rows, active, strict=True)]
 
     def _taking_part(self, size: int) -> list[bool]:
-        if self.options.scope == "tensor":
-            return self._with_a_budget(size)
-        return self._active
+        """Returns which tasks have a budget where a tensor of this size is."""
+        elements = size if self.options.scope == "tensor" else self.elements
+        if elements not in self._with_a_budget:
+            self._with_a_budget[elements] = [n > 0 for n in self.expected_budget(elements)]
+        return self._with_a_budget[elements]
 
     def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
@@ -341,20 +337,19 @@ class TaskSingularVectors(Average):
     def _merged(
         self, tensor: int, shape: tuple[int, int], ranks: Sequence[int], vector: Callable[[int], Tensor]
     ) -> Tensor:
-        from tunable_magmax.merging.singular import TaskMatrix, triples_of, united
+        from tunable_magmax.merging.singular import Triples, triples_of, united
 
         tall = shape[0] > shape[1]
-        short, long = sorted(shape)
 
-        def task_matrix(task: int, rank: int) -> TaskMatrix:
+        def part(task: int, rank: int) -> tuple[Tensor, Triples]:
             values = vector(task)
             matrix = (values.mT if tall else values).double()
             triples = self.kept.get((tensor, task)) or triples_of(matrix)
             if self.reusable:
                 self.kept[tensor, task] = triples
-            return TaskMatrix(matrix, triples, rank)
+            return matrix, triples.largest(rank)
 
-        made = united((task_matrix(task, rank) for task, rank in enumerate(ranks) if rank), short, long)
+        made = united((part(task, rank) for task, rank in enumerate(ranks) if rank), *sorted(shape))
         if made is None:
             return torch.zeros_like(vector(0))
         return (made.mT if tall else made).to(vector(0).dtype)

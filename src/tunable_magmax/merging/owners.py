@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import ExactnessError
 from tunable_magmax.lottery import KEEP, LEFTOVERS, MASK, TIES_CUT, lottery_state
 from tunable_magmax.merging.kernels import (
     Chunk,
@@ -80,9 +79,6 @@ def assign_owners(
             step("unite", held[t], chosen)
             counts[:, t] += more
             unowned -= more
-    found = np.array([count(row, row) if t in taking else 0 * unowned for t, row in enumerate(held)]).T
-    if (found != budget).any():
-        raise ExactnessError(f"the tasks own {found.tolist()} elements, not {budget.tolist()}; please report this")
     return [
         Owners(tuple(row if n else -1 for row, n in zip(held, own, strict=True)), int(rest))
         for own, rest in zip(budget, leftovers, strict=True)

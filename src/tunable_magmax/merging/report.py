@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, bulleted, one_line, plural, shown_shares
-from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import FOR_FILES, Options
 
 
@@ -124,6 +123,8 @@ class MergeReport:
     reduced: Mapping[str, Any] | None = None
     """Of an output that is a LoRA adapter: its rank, and the share of the step's length that it lacks, of the whole and
     of the worst matrix. None: the output is a model."""
+    version: int = VERSION
+    """Of the format."""
 
     def __repr__(self) -> str:
         what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
@@ -161,20 +162,14 @@ class MergeReport:
     def to_json(self) -> str:
         """Returns JSON text in a fixed order: equal reports give equal bytes."""
         record = {name: value for name, value in asdict(self).items() if value or name not in _LEFT_OUT}
-        return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
+        return json.dumps({"version": self.version, **record}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> MergeReport:
         """Reads a report; a broken one is an `InputError` that names all problems."""
         from tunable_magmax import config  # not needed to merge, and slow to import
 
-        try:
-            data = parse_json(text)
-        except ValueError as error:
-            raise InputError(f"not a merge report: {error}") from None
-        if not isinstance(data, dict) or data.pop("version", None) != VERSION:
-            raise InputError(f"not a merge report of version {VERSION}")
-        report = config.check(cls, data, "not a merge report")
+        report = config.check_json(cls, text, "not a merge report", VERSION)
         per_task = {"names": report.names, "budget": report.budget, "counts": report.counts}
         per_task |= {f"counts of {name!r}": tensor.counts for name, tensor in report.tensors.items()}
         for what, values in per_task.items():

@@ -28,14 +28,9 @@ class Triples:
     values: Tensor
     short: Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class TaskMatrix:
-    """What one task gives: its matrix [short, long] in float64, its triples, and how many of these are taken."""
-
-    matrix: Tensor
-    triples: Triples
-    rank: int
+    def largest(self, rank: int) -> Triples:
+        """Returns the largest of these, so many at most."""
+        return Triples(self.values[:rank], self.short[:, :rank])
 
 
 def triples_of(matrix: Tensor) -> Triples:
@@ -55,34 +50,35 @@ def triples_of(matrix: Tensor) -> Triples:
     return Triples(values[-rank:].flip(0) * largest, vectors[:, -rank:].flip(1))
 
 
-def united(parts: Iterable[TaskMatrix], short: int, long: int) -> Tensor | None:
-    """Returns the matrix [short, long] made of the parts' triples, with both factors made orthogonal; None if zero.
+def united(parts: Iterable[tuple[Tensor, Triples]], short: int, long: int) -> Tensor | None:
+    """Returns the matrix [short, long] made of triples of several matrices, with both factors made orthogonal.
 
-    The parts may be made one at a time: a part is let go before the next one is asked for.
+    None: there are no triples. The parts, a float64 matrix [short, long] and those of its triples that are taken, may
+    be made one at a time: a part is let go before the next one is asked for.
 
     >>> matrices = [torch.diag(torch.tensor(row, dtype=torch.float64)) for row in ([2, 0], [0, 1])]
-    >>> united((TaskMatrix(matrix, triples_of(matrix), 1) for matrix in matrices), 2, 2)
+    >>> united(((matrix, triples_of(matrix)) for matrix in matrices), 2, 2)
     tensor([[2., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    left, right, values = None, None, []
-    used = tasks = 0
-    for part in parts:
-        rank = min(part.rank, len(part.triples.values))
-        if not rank:
+    left, right = torch.empty(0), torch.empty(0)
+    values: list[Tensor] = []
+    used = 0
+    for matrix, triples in parts:
+        end = used + len(triples.values)
+        if end == used:
             continue
-        if left is None or right is None:
-            left, right = part.matrix.new_empty(short, short), part.matrix.new_empty(long, short)
-        own, vectors = part.triples.values[:rank], part.triples.short[:, :rank]
-        left[:, used : used + rank] = vectors
-        torch.matmul(part.matrix.mT, vectors, out=right[:, used : used + rank]).div_(own)
-        values.append(own)
-        used, tasks = used + rank, tasks + 1
-        del part
-    if left is None or right is None:
+        if not values:
+            left, right = matrix.new_empty(short, short), matrix.new_empty(long, short)
+        left[:, used:end] = triples.short
+        torch.matmul(matrix.mT, triples.short, out=right[:, used:end]).div_(triples.values)
+        values.append(triples.values)
+        used = end
+        del matrix, triples
+    if not values:
         return None
     left, right, core = left[:, :used], right[:, :used], torch.cat(values)
-    if tasks == 1:  # its vectors are orthogonal as they are
+    if len(values) == 1:  # its vectors are orthogonal as they are
         return (left * core) @ right.mT
     middle = (_inverse_root(left) * core) @ _inverse_root(right)
     return left @ middle @ right.mT

@@ -43,6 +43,8 @@ def test_tensors_are_in_file_order_and_pieces_fit_together(tmp_path: Path) -> No
         checkpoint.read_into("b", 1, memoryview(piece))
         assert piece == b"cde"
         checkpoint.read_into("nothing", 0, memoryview(b""))
+        with pytest.raises(InputError, match="'b'"):
+            checkpoint.read_into("b", 3, memoryview(piece))
 
 
 def test_tied_names_of_save_model_are_aliases(tmp_path: Path) -> None:

@@ -170,6 +170,20 @@ def test_wrong_number_of_bytes(tmp_path: Path, chunks: list[bytes], found: str) 
 # Others at work, and commits that fail
 
 
+def test_a_disk_that_is_full_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = Path.mkdir
+
+    def full(path: Path, *given: Any, **named: Any) -> None:
+        if path.name == "scratch":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StorageError, match="No space left"):
+        Output(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_process_at_a_time_writes_an_output(tmp_path: Path) -> None:
     with Output(tmp_path / "out"), pytest.raises(InputError, match="another process is writing"):
         write(tmp_path / "out")

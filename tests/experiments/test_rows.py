@@ -43,6 +43,7 @@ def test_a_name_reads_back(name: str) -> None:
         ("magmax:auto@1", "preference"),
         ("zero-shot@2", "scale"),
         ("tsv:auto@best", "best"),
+        ("tsv:auto@fast", "fast"),
         ("tunable:auto@1,foo=bar", "foo"),
     ],
 )

@@ -57,6 +57,7 @@ def test_another_sites_page_may_not_post(page, headers):
 def test_a_page_of_this_server_may_post(page):
     origin = {"Origin": f"http://127.0.0.1:{PORT}", "Sec-Fetch-Site": "same-origin"}
     assert page.ask("POST", "/api/command", {"point": {"weights": [1, 1]}}, headers=origin).status_code == 200
+    assert page.ask("GET", "/", headers={"X-Studio-Token": ""}).text.startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "the-token ", "THE-TOKEN"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, ScaleRecord, SequenceRecord
+from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, ScaleRecord
 
 SETTING = "mini-clip/cifar100-20"
 
@@ -10,11 +10,6 @@ SETTING = "mini-clip/cifar100-20"
 def row_record(row: str, seed: int, variants: Iterable[int] = (42, 123), right: int = 280) -> RowRecord:
     found = (EnvironmentScore(name=f"D1/{each}", mixture="D1", right=right, samples=400) for each in variants)
     return RowRecord(setting=SETTING, seed=seed, row=row, environments=tuple(found))
-
-
-def sequence_record(seed: int, setting: str) -> SequenceRecord:
-    own = {"tasks": int(setting.rpartition("-")[2]), "elements": 1000, "config": {}}
-    return SequenceRecord(setting=setting, seed=seed, versions={"torch": "2.13.0"}, device="cpu", **own)
 
 
 def scale_record(seed: int, best: float = 0.75) -> ScaleRecord:

@@ -1,11 +1,9 @@
 """Experiments in miniature: every kind of job, killed and resumed; and every shipped configuration is planned."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments.invented import sequence_record
 from experiments.miniature import ROWS, written
 
 from tunable_magmax.data.orders import FILE
@@ -13,7 +11,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import find_experiment, read_experiment
 from tunable_magmax.experiments.records import append_records, read_records
 from tunable_magmax.experiments.reproduce import missing_jobs, plan_experiment, reproduce
-from tunable_magmax.experiments.seed_jobs import _portable, plan_jobs
+from tunable_magmax.experiments.seed_jobs import plan_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore:transport did not converge")  # of so few features
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -70,14 +68,6 @@ def test_stopped_in_the_middle_of_an_environment_it_ends_with_the_same_records(d
     for record in known:
         again = found[record.key]
         assert again == (replace(record, seconds=again.seconds) if record.kind == "sequence" else record)
-
-
-def test_the_same_training_from_other_places_is_not_done_again(tmp_path):
-    experiment = read_experiment("paper/cifar100-5")
-    config = _portable(experiment.training(3).record(), Path(experiment.root))
-    assert str(Path(experiment.root)) not in json.dumps(config)
-    append_records(tmp_path / "records.jsonl", [replace(sequence_record(3, experiment.setting), config=config)])
-    assert {job.seed for job in missing_jobs(experiment, tmp_path) if job.kind == "sequence"} == {4, 5}
 
 
 def test_rows_in_other_environments_are_measured_there_alone(done):

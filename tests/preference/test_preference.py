@@ -42,12 +42,6 @@ def test_round_trip_is_exact_and_weights_sum_to_one(weights: list[float]) -> Non
     assert Preference(preference.weights).weights == preference.weights
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.integers(1, 50))
-def test_weights_do_not_depend_on_a_common_factor(weights: list[int], factor: int) -> None:
-    scaled = [weight * factor for weight in weights]
-    assert Preference.from_weights(scaled).weights == Preference.from_weights(weights).weights
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

@@ -185,6 +185,21 @@ def test_whatever_is_known_of_the_site(image_run, kept_run, site, tmp_path, know
     assert set(right) <= set(COUNTS)
 
 
+def test_numbers_of_classes_are_labels_and_names_of_tasks_fit_nothing(tmx, text_run, tmp_path):
+    place = {name: k for k, name in enumerate(load_head(text_run.path / "head.safetensors").classes)}
+    task_of = {name: task for task, names in TASKS.items() for name in names}
+    heads = []
+    for words in ({name: name for name in place}, place, task_of):
+        texts = [(text, words[name]) for name in ("red", "blue", "green") for text in text_run.inputs(name, 4, 500)]
+        labels, out = tmp_path / f"{words['red']}.csv", tmp_path / f"by-{words['red']}"
+        labels.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in texts))
+        result = tmx("tailor", text_run.path, "--labelled", labels, "-o", out, "--json", *ON_CPU)
+        assert result.code == 0, result.err
+        heads.append(json.loads(result.out)["head"])
+    assert heads[0] == heads[1]
+    assert (heads[0]["labelled"], heads[2]["labelled"]) == (12, 0)
+
+
 def test_labelled_samples_are_expected_as_well_as_they_are_predicted(kept_run, site, tmp_path):
     """The cross-validated accuracy is near that of the model on fresh samples of the site."""
     found = made(kept_run, site[1], tmp_path / "out")

@@ -221,14 +221,16 @@ Kind = TypeVar("Kind")
 def read_numbers(text: str) -> list[str] | dict[str, str]:
     """Splits numbers with commas between them, one for each task or by name; they stay text, which is exact.
 
-    >>> read_numbers("3,1,0"), read_numbers("travel=7, bank=1/3")
-    (['3', '1', '0'], {'travel': '7', 'bank': '1/3'})
+    >>> read_numbers("3,1,0"), read_numbers("travel=7, hotels, bars=1/3")
+    (['3', '1', '0'], {'travel': '7', 'hotels, bars': '1/3'})
     """
     parts = [part.strip() for part in text.split(",")]
     if all(map(_is_number, parts)):
         return parts
-    pairs = [(name.strip(), value.strip()) for name, _, value in (part.rpartition("=") for part in parts)]
-    if not all(name and _is_number(value) for name, value in pairs):
+    # A name may have commas, too: NAME=, number, NAME=, number, ..., and nothing.
+    *parts, rest = re.split(r"(?<==)([^=,]+)(?:,|$)", text)
+    pairs = [(name[:-1].strip(), value.strip()) for name, value in zip(parts[::2], parts[1::2], strict=True)]
+    if not pairs or rest or not all(name and _is_number(value) for name, value in pairs):
         raise InputError(f"{text!r} should be numbers with commas between them, as 3,1,0 or travel=7,bank=3")
     by_name = dict(pairs)
     if len(by_name) < len(pairs):

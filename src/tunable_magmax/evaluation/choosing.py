@@ -269,13 +269,13 @@ def gather_evidence(
 
     Where kept samples were `trained_on` they flatter the last checkpoint, and only the base may be called as good.
     """
-    owners = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
-    if not owners:
+    given = [data for data in (site.kept, site.labelled) if data is not None]
+    owners = np.concatenate([np.zeros(0, dtype=np.int64), *(data.tasks[data.labels >= 0] for data in given)])
+    if not len(owners):
         return Evidence({})
     models = {"base": BASE, "last": MergeSpec(checkpoint=len(bench.run.tasks))}
     heads = {"tailored": head, **{name: bench.fit(spec, site) for name, spec in models.items()}}
-    found = {name: expected_accuracy(each, np.concatenate(owners), mixtures, seed) for name, each in heads.items()}
-    expected = {name: each for name, each in found.items() if each is not None}
+    expected = {name: told for name, each in heads.items() if (told := expected_accuracy(each, owners, mixtures, seed))}
     simpler = None
     for name in ("base",) if trained_on else ("last", "base"):
         alike = len(heads[name].chances) == len(head.chances) and not head.surely_better(heads[name], TELLING)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tunable_magmax.checkpoints.companions import are_generic
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.samples import Samples, by_name
 from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.evaluation.run_models import task_labels
@@ -185,8 +185,9 @@ def _own_samples(bench: Bench, site: Site, most: int) -> tuple[BenchData | None,
     labelled, run = None, bench.run
     if site.sources.labelled is not None:
         samples = site.open_samples("labelled")
+        names = by_name(samples.label_names(), [bench.classes], samples.origin)
         home = {name: t for t, names in enumerate(run.classes.values()) for name in names}
-        labelled = bench.open("labelled", samples, [home.get(name, -1) for name in samples.label_names()])
+        labelled = bench.open("labelled", samples.labelled(names), [home.get(name, -1) for name in names])
     given = [name for name in ("inputs", "labelled") if getattr(site.sources, name) is not None]
     if not given or None in run.profiles or bench.is_builtin:
         return labelled, None

@@ -171,7 +171,7 @@ def decide(
         file = Head.of(head.linear.weight, bench.classes, 1.0, head.linear.bias)
     elif head.kind == "fitted" or (bench.views and preference.prior is not None):
         tensors = _classifier_tensors(bench, spec, facts, head)
-    kept, labelled = (0 if data is None else len(data) for data in (facts.kept, facts.labelled))
+    kept, labelled = (0 if data is None else int((data.labels >= 0).sum()) for data in (facts.kept, facts.labelled))
     # Rows of profiles were trained on, and moved: of what they judge nothing is told.
     losses = (head.loss, head.old_loss) if kept + labelled else (None, None)
     loss, old_loss = (None if value is None else round(value, 6) for value in losses)
@@ -259,8 +259,7 @@ def _given_preference(run: Run, options: TailorOptions) -> Preference | None:
     """Returns the preference that takes the place of samples, if one is given."""
     if options.preference is None:
         return None
-    others = [name for name in options.sources.named() if name not in ("labelled", "inputs")]
-    if others:
+    if others := [name for name in options.sources.named() if name not in ("labelled", "inputs")]:
         raise InputError(
             f"the preference holds weights already: leave out {' and '.join(others)}, or the preference; inputs and "
             "labelled samples may be added, to fit and choose by"

@@ -1,4 +1,4 @@
-"""`tmx init`: a run directory of checkpoints that were trained elsewhere; and profiles by files named after tasks."""
+"""`tmx init`: a run of checkpoints that were trained elsewhere; data becomes profiles and kept samples."""
 
 import csv
 import json

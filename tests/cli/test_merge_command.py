@@ -1,4 +1,4 @@
-"""`tmx merge`: what it takes to be merged, its options, JSON and exit codes."""
+"""`tmx merge`: what it takes to be merged, tasks by name, its options, JSON and exit codes."""
 
 import json
 

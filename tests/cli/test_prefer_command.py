@@ -1,4 +1,4 @@
-"""`tmx prefer`: from what is known of the site to weights and intervals."""
+"""`tmx prefer`: from what is known of the site to weights and intervals, also by a search on labelled inputs."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Heads score as the models they are made from, and come back from their files as they were."""
+"""Heads score as the models they are made from and come back from their files; templates and names that say nothing."""
 
 import numpy as np
 import pytest

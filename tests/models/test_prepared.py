@@ -1,4 +1,4 @@
-"""Prepared inputs are what the encoder's own preparation makes of the same samples."""
+"""Prepared inputs are what the encoder's own preparation makes of the same samples; forward passes in threads."""
 
 import json
 import threading

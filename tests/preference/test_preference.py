@@ -1,4 +1,4 @@
-"""The preference itself: normalisation, the alpha schedule, refusals, the file."""
+"""The preference itself: normalisation, the alpha schedule, refusals, the file, and merges that take it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Labels and probabilities are those of encoder and head, from any kind of input, a batch at a time."""
+"""Labels and probabilities are those of encoder and head, from any input; `tmx predict` shows and writes them."""
 
 import csv
 import json
@@ -178,6 +178,8 @@ def test_models_that_are_refused(image_run, model, tmp_path):
     with pytest.raises(InputError, match=r"broken, or .* hold NaN or infinity"):
         load_classifier(broken, "cpu").predict(image_run.inputs("red", 1, 0))
 
+
+# -- the command -----------------------------------------------------------------------------------------------------
 
 ON_CPU = ("--device", "cpu")
 

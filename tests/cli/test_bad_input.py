@@ -29,7 +29,9 @@ CASES = {
     "prefer": [
         ("{run}", "what is known of the site?"),
         ("{run} --weights 1,1,1", "3 weights for 2 tasks"),
-        ("{run} --weights 1,x", "should be numbers with commas"),
+        ("{run} --weights 1,x", "should be numbers with commas between them, as 3,1,0 or travel=7,bank=3. See tmx"),
+        ("{run} --prefrence x --equal", ". See tmx prefer --help"),
+        ("{run} --seeds 1 --equal", "Did you mean --seed? See tmx prefer --help"),
         ("{run} --weights 1/0,1", "'1/0', expected a finite number"),
         ("{run} --weights 1e500,1", "'1e500', expected a number that a float64 can hold"),
         ("{run} --alpha nan", "alpha must be a finite number"),

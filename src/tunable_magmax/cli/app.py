@@ -192,7 +192,8 @@ def _run(tokens: Sequence[str], flags: set[str]) -> int:
         show("")  # flushes what others printed, such as the help
         return int(done)
     except CycloptsError as error:
-        return fail("UsageError", f"{str(error).rstrip('.')}. See tmx {command + ' ' if command else ''}--help.", 2)
+        end = "" if str(error).endswith((".", "?")) else "."
+        return fail("UsageError", f"{error}{end} See tmx {command + ' ' if command else ''}--help.", 2)
     except TmxError as error:
         message = "; ".join([str(error), *getattr(error, "__notes__", ())])
         return fail(type(error).__name__, message, error.exit_code, getattr(error, "problems", ()))

@@ -163,13 +163,8 @@ def _joined(records: Sequence[Record]) -> list[Record]:
 
 
 def append_records(path: Path, records: Sequence[Record]) -> None:
-    """Adds records to a file, all or none; waits for other processes that do, such as those of other seeds.
-
-    Scores leave out what they do not have.
-    """
-    lines = b"".join(
-        _RECORD.dump_json(record, exclude_none=isinstance(record, RowRecord)) + b"\n" for record in records
-    )
+    """Adds records to a file, all or none, without what scores lack; waits for other processes that do so."""
+    lines = b"".join(_RECORD.dump_json(each, exclude_none=each.kind == "row") + b"\n" for each in records)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         write_atomic(path, (path.read_bytes() if path.exists() else b"") + lines)

@@ -72,7 +72,7 @@ def test_a_merge_of_dicts_needs_a_module():
     with pytest.raises(tmx.InputError, match="give a module"):
         merged.to_model()
     assert torch.equal(merged.to_model(base).weight, merged.state_dict["weight"])
-    with pytest.raises(tmx.InputError, match="unlike what was merged: 'bias'"):
+    with pytest.raises(tmx.InputError, match=r"cannot hold the merged values: .*\n.*bias"):
         merged.to_model(nn.Linear(2, 2, bias=False))
     with pytest.raises(tmx.InputError, match="cannot hold the merged values"):
         merged.to_model(nn.Linear(3, 2))

@@ -283,11 +283,6 @@ class Merge:
         sizes = [chunk.base.numel() for chunk in chunks]
         return list(torch.split(self.walker.buffer(name, sum(sizes), chunks[0].base.dtype), sizes))
 
-    @property
-    def varies(self) -> bool:
-        """Whether other machines give the result within a tolerance only, because a matrix was merged whole."""
-        return any(map(self._is_matrix, self.places))
-
     def _is_matrix(self, place: TensorPlace) -> bool:
         """Whether the method merges a tensor whole."""
         return self.method.merges_matrices and len(self.layout.mergeable[place.tensor].shape) == 2
@@ -461,7 +456,7 @@ class Merge:
         if not self.places:
             yield "no task changed any mergeable tensor: the result is a copy of the base"
             return
-        if self.varies:
+        if any(map(self._is_matrix, self.places)):
             yield (
                 f"{self.options.method} works with singular vectors, which differ in their last bits between devices "
                 "and libraries: another machine gives this result within a tolerance, not to the bit"

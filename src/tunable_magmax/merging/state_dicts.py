@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
-from tunable_magmax.errors import InputError, plural, some_of
+from tunable_magmax.errors import InputError, plural
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
@@ -58,17 +58,12 @@ class Merged:
         given = self.base if module is None else module
         if given is None:
             raise InputError("base and tasks were dicts of tensors: give a module to put the values into")
-        names = given.state_dict().keys()
-        if names != self.state_dict.keys():
-            other = sorted(names ^ self.state_dict.keys())
-            raise InputError(
-                f"{type(given).__name__} lacks or has, unlike what was merged: {some_of(other, show=repr)}"
-            )
         model = copy.deepcopy(given)
         for name, tensor in model.state_dict(keep_vars=True).items():
+            merged = self.state_dict.get(name)
             # In place, so that tied parameters stay one.
-            if tensor.is_floating_point() and tensor.dtype != self.state_dict[name].dtype:
-                tensor.data = tensor.data.to(self.state_dict[name].dtype)
+            if merged is not None and tensor.is_floating_point() and tensor.dtype != merged.dtype:
+                tensor.data = tensor.data.to(merged.dtype)
         try:
             model.load_state_dict(self.state_dict)
         except RuntimeError as error:

@@ -105,11 +105,17 @@ def test_equal_texts_and_equal_pictures_are_copies(tmx, request, tmp_path, kind)
     assert (facts["samples"], facts["read"]["copies"], facts["read"]["given_inputs"]) == (3, 6, 9)
 
 
-def test_unknown_labels_are_named(tmx, run, tmp_path):
-    (tmp_path / "l.txt").write_text("bus\nzebra\n")
-    result = tmx("prefer", run, "--labels", tmp_path / "l.txt")
-    assert result.code == 0
-    assert result.err == "warning: 1 ('zebra') of 2 labels belong to no task and were left out\n"
+@pytest.mark.parametrize("beside", ["", "inputs"])
+def test_unknown_labels_are_named_and_refused_if_none_is_known(tmx, text_run, tmp_path, beside):
+    given = ["--inputs", written(tmp_path / "site.txt", text_run.inputs("red", 4, 500))] if beside else []
+    for labels in (["green", "zebra"], ["second", "thrid"]):
+        file = written(tmp_path / "labels.txt", labels)
+        result = tmx("prefer", text_run.path, "--labels", file, *given)
+        warning = f"warning: 1 ('{labels[1]}') of 2 labels belong to no task and were left out\n"
+        assert (result.code, result.err) == (0, warning)
+    file = written(tmp_path / "labels.txt", ["Green", "zebra"])
+    result = tmx("prefer", text_run.path, "--labels", file, *given)
+    assert (result.code, "all 2 labels belong to no task: they are 'Green', 'zebra'" in result.err) == (2, True)
 
 
 def test_a_profile_of_another_task_is_refused(tmx, run, tmp_path):

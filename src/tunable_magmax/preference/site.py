@@ -23,6 +23,7 @@ from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.shares import count_classes
 from tunable_magmax.preference.sources import Reading, SiteSources
 from tunable_magmax.runs.run import Run
 
@@ -224,22 +225,28 @@ def _from_samples(site: Site, method: str, raw: bool) -> Preference:
     return found.with_facts(read=dict(site.facts))
 
 
+def _label_tables(site: Site) -> list[dict[str, int]]:
+    """Returns what labels are looked up in: the classes of each task, or its name."""
+    if site.by_task:
+        return [{label: 1} for label in site.run.names]
+    return [profile.label_table for profile in site.run.require_profiles("labels")]
+
+
 def _by_labels(site: Site) -> Preference:
-    if not site.by_task:
-        counts = [profile.label_table for profile in site.run.require_profiles("labels")]
-        return Preference.from_labels(counts, site.labels, seed=site.seed)
-    # The classes of the run say nothing of the weights then, and a prior of task names would be none of classes.
-    found = Preference.from_labels([{label: 1} for label in site.run.names], site.labels, seed=site.seed)
-    return replace(found, prior=None)
+    found = Preference.from_labels(_label_tables(site), site.labels, seed=site.seed)
+    # The classes of the run say nothing of the weights by task name, and a prior of those would be none of classes.
+    return replace(found, prior=None) if site.by_task else found
 
 
 def _by_probe(site: Site) -> Preference:
     """Returns the posterior of the inputs, and of labels where some are given: one likelihood for all of them."""
+    labelled = site.sources.labels is not None
+    if labelled:
+        count_classes(_label_tables(site), site.labels).require_known()
     features = site.base_features  # first, because it checks that the profiles hold the base's embeddings
     profiles, probe = site.run.require_profiles("a probe"), site.probe
     groups = Groups.of([{name: n for name, n in profile.label_table.items() if n} for profile in profiles])
     evidence = [probe.evidence(features, groups)]
-    labelled = site.sources.labels is not None
     facts: dict[str, Any] = {"probe": probe.facts()}
     if labelled:
         labels, names = site.labels, site.run.names

@@ -182,3 +182,73 @@ def test_a_wrong_list_of_labels_is_named(make, tmp_path):
     (tasks[1] / "config.json").write_text(json.dumps(written))
     with pytest.raises(InputError, match=r"task2.* 4 labels"):
         merge_checkpoints(base, tasks, tmp_path / "out")
+
+
+REST = (LABELS[1], ("oak", "elm"))
+
+
+def merged_by_tmx(tmx, out: Path, *command: object) -> str:
+    """What `tmx merge` says."""
+    done = tmx("merge", *command, "-o", out)
+    assert done.code == 0, done.err
+    return " ".join((done.out + done.err).split())
+
+
+@pytest.mark.parametrize("others", [(("owl", "bat"),), REST], ids=["as many", "more"])
+@pytest.mark.parametrize("method", ["task_arithmetic", "tunable_magmax"])
+def test_rows_of_a_base_with_other_classes_enter_no_row_of_the_tasks(tmx, tmp_path, others, method):
+    """They are lost with a note that says how to keep them, and kept where that is done."""
+    base, *tasks = (saved("vit", tmp_path / str(k), labels, k) for k, labels in enumerate((LABELS[0], *others)))
+    inputs = [word for task in tasks for word in ("--task", task)]
+    made = ["--base", base, *inputs, "--method", method, "--scale", "0.5"]
+    said = merged_by_tmx(tmx, tmp_path / "out", *made)
+    assert "('cat', 'dog')" in said
+    assert "--task" in said
+    assert list(config(tmp_path / "out")["label2id"]) == [label for labels in others for label in labels]
+    rows = torch.cat([tensors(task)["classifier.weight"] for task in tasks])
+    assert torch.equal(tensors(tmp_path / "out")["classifier.weight"], rows)
+    assert verify_checkpoint(tmp_path / "out", base, tasks).ok
+    said = merged_by_tmx(tmx, tmp_path / "both", *made, "--task", base)
+    assert "lost" not in said
+    assert torch.equal(tensors(tmp_path / "both")["classifier.weight"][-2:], tensors(base)["classifier.weight"])
+
+
+@pytest.mark.parametrize("base", [("LABEL_0", "LABEL_1"), ("cat", "dog")])
+def test_classes_of_the_base_that_are_the_tasks_are_merged_like_any_tensor(tmp_path, base):
+    start, task = saved("vit", tmp_path / "base", base, 0), saved("vit", tmp_path / "task", ("cat", "dog"), 1)
+    report = merge_checkpoints(start, [task], tmp_path / "out", scale=0.5, method="task_arithmetic")
+    assert "classifier.weight" in report.tensors
+    assert list(config(tmp_path / "out")["label2id"]) == ["cat", "dog"]
+    (tmp_path / "other").mkdir()
+    other = saved("vit", tmp_path / "other", ("dog", "cat"), 2)
+    merge_checkpoints(start, [other], tmp_path / "turned", scale=0.5, method="task_arithmetic")
+    if base == ("cat", "dog"):
+        assert torch.equal(tensors(tmp_path / "turned")["classifier.weight"], tensors(other)["classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    "others", [(("owl", "bat"),), REST, (("owl", "cat"), LABELS[1])], ids=["two", "three", "shared"]
+)
+def test_linear_keeps_the_classes_of_all_models(tmx, tmp_path, others):
+    """The first model is the base, and its rows count as those of the others."""
+    listed = [("first", LABELS[0], 2), *((f"other{k}", labels, 1) for k, labels in enumerate(others))]
+    held = {name: tensors(saved("vit", tmp_path / name, labels, k)) for k, (name, labels, _) in enumerate(listed)}
+    file = tmp_path / "linear.yml"
+    models = [{"model": name, "parameters": {"weight": weight}} for name, _, weight in listed]
+    file.write_text(json.dumps({"merge_method": "linear", "models": models}))
+    merged_by_tmx(tmx, tmp_path / "out", file)
+    loaded(tmp_path / "out")
+    expected: dict[str, list] = {}
+    for name, labels, weight in listed:
+        for label, row in zip(labels, held[name]["classifier.weight"], strict=True):
+            expected.setdefault(label, []).append((row, weight))
+    assert list(config(tmp_path / "out")["label2id"]) == list(expected)
+    made = tensors(tmp_path / "out")
+    rows = [sum(row * weight for row, weight in each) / sum(weight for _, weight in each) for each in expected.values()]
+    assert torch.allclose(made["classifier.weight"], torch.stack(rows))
+    mean = sum(held[name]["vit.embeddings.cls_token"] * weight for name, _, weight in listed) / (2 + len(others))
+    assert torch.allclose(made["vit.embeddings.cls_token"], mean)
+    assert tmx("merge", file, "--dry-run", "-o", tmp_path / "dry").code == 0
+    merged_by_tmx(tmx, tmp_path / "again", tmp_path / "out" / "tmx-config.yaml")
+    for name, value in tensors(tmp_path / "again").items():
+        assert torch.equal(value, made[name]), name

@@ -257,12 +257,6 @@ class ModelConfig:
         return names
 
 
-def model_type(checkpoint: Path) -> str | None:
-    """Returns the architecture that the config.json of a checkpoint names, such as bert, if there is one."""
-    config = ModelConfig.of(checkpoint)
-    return None if config is None else config.model_type
-
-
 def are_generic(labels: Sequence[str]) -> bool:
     """Whether labels are the names that transformers makes up: LABEL_0, LABEL_1, ...
 
@@ -270,3 +264,10 @@ def are_generic(labels: Sequence[str]) -> bool:
     (True, False)
     """
     return all(_GENERIC.fullmatch(label) is not None for label in labels)
+
+
+def same_classes(labels: Sequence[str] | None, others: Sequence[str] | None) -> bool:
+    """Whether rows of two classifiers mean the same, as far as is known: LABEL_0 may be any class."""
+    if labels is None or others is None or labels == others:
+        return True
+    return len(labels) == len(others) and (are_generic(labels) or are_generic(others))

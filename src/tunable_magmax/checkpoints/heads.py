@@ -15,9 +15,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened, View, read_tensor
-from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
+from tunable_magmax.checkpoints.companions import ModelConfig, are_generic, same_classes
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype, widest
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, plural, some_of
 
 if TYPE_CHECKING:
     import torch
@@ -192,20 +192,16 @@ def _models(opened: Sequence[Opened]) -> tuple[str, list[_Model]] | None:
         return None
     if len({config.model_type for config in configs}) > 1 or configs[0].model_type is None:
         return None
-    reference = {_modern(name) for name in _all_names(checkpoints[headed])}
+    reference = {_modern(name) for name in (*checkpoints[headed].tensors, *checkpoints[headed].aliases)}
     prefix, count = Counter(name.split(".")[0] for name in reference).most_common(1)[0]
     if 2 * count < len(reference):
         return None
     models = []
     for checkpoint, config in zip(checkpoints, configs, strict=True):
-        own = {_modern(name): name for name in _all_names(checkpoint)}
+        own = {_modern(name): name for name in (*checkpoint.tensors, *checkpoint.aliases)}
         bare = sum(f"{prefix}.{name}" in reference for name in own) > sum(name in reference for name in own)
         models.append(_Model(checkpoint, config, {f"{prefix}." * bare + name: stored for name, stored in own.items()}))
     return f"{prefix}.", models
-
-
-def _all_names(checkpoint: Checkpoint) -> list[str]:
-    return [*checkpoint.tensors, *checkpoint.aliases]
 
 
 def _modern(name: str) -> str:
@@ -239,7 +235,7 @@ def _head_names(task: _Model, base: _Model, prefix: str) -> tuple[str, ...]:
 
 
 def _rule(base: _Model, tasks: Sequence[_Model], heads: Sequence[tuple[str, ...]]) -> str:
-    """Returns whether heads are merged, because all models have the same, or stacked."""
+    """Returns whether heads are merged, because rows of all models are of the same classes, or stacked."""
     headed = [task for task, head in zip(tasks, heads, strict=True) if head]
     if (
         len({task.config.architecture for task in headed}) > 1
@@ -248,6 +244,7 @@ def _rule(base: _Model, tasks: Sequence[_Model], heads: Sequence[tuple[str, ...]
         classes = sorted({task.config.architecture for task in headed})
         raise InputError(f"the tasks have heads of different kinds ({', '.join(classes)}): merge tasks of one kind")
     equal = len({task.config.labels for task in headed}) == 1 and len(headed) == len(tasks)
+    equal = equal and same_classes(base.config.labels, headed[0].config.labels)
     return MERGED if equal and all(_alike(name, [base, *tasks]) for name in heads[0]) else STACKED
 
 
@@ -366,7 +363,7 @@ def _with_heads(
         _config(tasks[giver].config, [task.config for task in headed], labels),
         giver,
         fitted,
-        tuple(_notes(prefix, left_out, labels, bool(classifier), known)),
+        tuple(_notes(prefix, left_out, labels if classifier else None, known, base.config.labels or ())),
     )
 
 
@@ -384,7 +381,7 @@ def _with_head_of_base(prefix: str, base: _Model, tasks: Sequence[_Model]) -> He
         or (not name.startswith(prefix) and not _alike(name, [base, *tasks]))
     ]
     ignored = tuple(dict.fromkeys(name for task in tasks for name in task.names if name not in own))
-    notes = tuple(_notes(prefix, ignored, None, False, ()))
+    notes = tuple(_notes(prefix, ignored, None, (), ()))
     return Heads(OF_BASE, views, tuple(copied), ignored, base.config.labels, notes=notes)
 
 
@@ -409,15 +406,21 @@ def _config(own: ModelConfig, headed: Sequence[ModelConfig], labels: tuple[str, 
 
 
 def _notes(
-    prefix: str, left_out: Sequence[str], labels: tuple[str, ...] | None, stacked: bool, known: Sequence[Sequence[str]]
+    prefix: str,
+    left_out: Sequence[str],
+    rows: Sequence[str] | None,
+    known: Sequence[Sequence[str]],
+    base: Sequence[str],
 ) -> Iterator[str]:
-    """Yields what a user should know of heads before the merge."""
+    """Yields what a user should know of heads before the merge; `rows` are the labels of a stacked classifier."""
     if left_out:
         modules = Counter(name.removeprefix(prefix).partition(".")[0] for name in left_out)
         yield f"left out, not in all models: {some_of(f'{module!r} ({count})' for module, count in modules.items())}"
-    if stacked and labels is not None:
-        shared = [label for label in labels if sum(label in each for each in known) > 1]
+    if rows is not None:
+        shared = [label for label in rows if sum(label in each for each in known) > 1]
         means = f"; rows of {len(shared)} labels that several tasks have are means by weight" if shared else ""
-        yield f"the classifier has {len(labels)} labels, stacked of {len(known)} tasks{means}"
+        yield f"the classifier has {len(rows)} labels, stacked of {plural(len(known), 'task')}{means}"
         if shared and are_generic(shared):
             yield "LABEL_0, LABEL_1, ... are taken for the same classes in all tasks: if not, name them in id2label"
+        if not are_generic(base) and (lost := [label for label in base if label not in rows]):
+            yield f"labels of the base are lost ({some_of(lost, show=repr)}): to keep them, give it by --task, too"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from tunable_magmax.checkpoints.companions import ModelConfig, same_classes
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, closest, some_of
@@ -31,6 +32,8 @@ class Recipe:
     """The names of the tasks, if they have any."""
     notes: tuple[str, ...] = ()
     """What a user should know of how a configuration was read."""
+    base_name: str | None = None
+    """What the base is called where it is one of the models of `linear`, a mean of whole models."""
 
     def named(self) -> Recipe:
         """Returns the same recipe with names: tasks that have none are called after their folders or files.
@@ -45,8 +48,22 @@ class Recipe:
         return in_order(values, self.named().names, what) if isinstance(values, Mapping) else values
 
     def located(self) -> Recipe:
-        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache."""
-        return replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
+        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache.
+
+        Where classifiers have different classes, the base of a mean of whole models becomes a task, too: only tasks
+        give rows to the classifier.
+        """
+        there = replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
+        if self.base_name is None or self.options.get("method") != "task_arithmetic":
+            return there
+        labels = [None if (c := ModelConfig.of(path)) is None else c.labels for path in (there.base, *there.tasks)]
+        if all(same_classes(labels[0], others) for others in labels[1:]):
+            return there
+        weights = [read_decimal(weight, "weight") for weight in self.options["weights"]]
+        options = {**self.options, "weights": [str(max(0, 1 - sum(weights))), *map(str, weights)]}
+        paths = (there.base, *there.tasks)
+        names = None if self.names is None else _complete([self.base_name, *self.names], paths)
+        return replace(there, tasks=paths, names=names, options=options, base_name=None)
 
     def with_options(self, **options: Any) -> Recipe:
         """Returns the same recipe with options set; None leaves what the recipe says."""
@@ -210,13 +227,15 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     paths = tuple(place_of(task.model, root) for task in tasks)
     try:
         names = _names([task.name for task in tasks], paths)
-        options = _linear(file, tasks) if file.merge_method == "linear" else _options(file, tasks)
+        is_mean = file.merge_method == "linear"
+        bases = [entry for entry in file.models if is_mean and entry not in tasks]
         return Recipe(
             place_of(base, root),
             paths,
-            options,
+            _linear(file, tasks) if is_mean else _options(file, tasks),
             names,
             (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else (),
+            next((entry.name or folder_name(place_of(entry.model, root)) for entry in bases), None),
         )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

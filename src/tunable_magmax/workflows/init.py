@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.checkpoints.companions import are_generic, model_type
+from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.data.arrays import limited
@@ -265,7 +265,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 def _refuse_mismatch(base: Path, task: Path) -> None:
     """Refuses a task that cannot be merged into the base, in one line."""
-    kinds = [kind for kind in (model_type(base), model_type(task)) if kind is not None]
+    kinds = [config.model_type for path in (base, task) if (config := ModelConfig.of(path)) and config.model_type]
     if len(set(kinds)) > 1:
         raise InputError(f"it is another architecture than the base: {kinds[1]}, not {kinds[0]} ({task})")
     try:

@@ -53,11 +53,11 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
 
     Values are not read, so tensors that no task changed still count as merged here.
     """
-    recipe, place = recipe_of(source, options.checkpoints, options.preference, options.merging, notify), options.place
-    place.check()
+    recipe = recipe_of(source, options.checkpoints, options.preference, options.merging, notify).located()
+    options.place.check()
     read = read_options(len(recipe.tasks), **recipe.options)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
-        plan, layout = plan_merge(inputs, read, options.output, place, options.out), inputs.layout
+        plan, layout = plan_merge(inputs, read, options.output, options.place, options.out), inputs.layout
         method = method_class(read.method)(read, len(recipe.tasks))
         budget = method.expected_budget(layout.elements)
         return {

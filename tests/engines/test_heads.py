@@ -204,6 +204,7 @@ def test_rows_of_a_base_with_other_classes_enter_no_row_of_the_tasks(tmx, tmp_pa
     said = merged_by_tmx(tmx, tmp_path / "out", *made)
     assert "('cat', 'dog')" in said
     assert "--task" in said
+    assert "tmx tailor" in said
     assert list(config(tmp_path / "out")["label2id"]) == [label for labels in others for label in labels]
     rows = torch.cat([tensors(task)["classifier.weight"] for task in tasks])
     assert torch.equal(tensors(tmp_path / "out")["classifier.weight"], rows)

@@ -50,12 +50,15 @@ def inspect(path: Path, /, *, options: InspectOptions = parsed(InspectOptions)) 
 
 
 def _verify(path: Path, options: InspectOptions) -> int:
+    from tunable_magmax.engines.outputs import option_for_method
     from tunable_magmax.merging.methods import load_method
     from tunable_magmax.runs.recipe import read_tasks
     from tunable_magmax.workflows.verify import verify_checkpoint
 
     if options.method is not None:
         load_method(options.method)
+    elif options.checkpoints.base is not None and (own := option_for_method(path)):
+        raise InputError(f"{path} is by a method in a file, which only you can have run: add {shlex.join(own)}")
     paths, names = read_tasks(options.checkpoints.task)
     tasks = paths if names is None else dict(zip(names, paths, strict=True))
     with working() as progress:
@@ -72,8 +75,7 @@ def _verify(path: Path, options: InspectOptions) -> int:
 
 
 def _checks(path: Path, found: Verification) -> Iterator[str]:
-    from tunable_magmax.engines.outputs import read_report
-    from tunable_magmax.merging.methods import names_file
+    from tunable_magmax.engines.outputs import option_for_method
     from tunable_magmax.workflows.merge import logged_inputs
 
     width = max(len(check.what) for check in found.checks)
@@ -86,8 +88,7 @@ def _checks(path: Path, found: Verification) -> Iterator[str]:
         names = [f"{name}=" for name in known.names or ()] or [""] * len(known.tasks)
         tasks = [part for name, place in zip(names, known.tasks, strict=True) for part in ("--task", f"{name}{place}")]
         yield "Its inputs are known; to merge them again and compare every byte:"
-        method = read_report(path).method
-        own = ["--method", f"FOLDER/{method}"] if names_file(method) else []
+        own = option_for_method(path)
         yield shlex.join(["tmx", "inspect", str(path), "--verify", "--base", str(known.base), *tasks, *own])
 
 

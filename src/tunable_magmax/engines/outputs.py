@@ -30,6 +30,7 @@ from tunable_magmax.checkpoints.companions import (
     companion_files,
     prepares_inputs,
 )
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.safetensors_file import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
@@ -40,6 +41,7 @@ from tunable_magmax.files import Progress, append_line, parse_json, read_whole, 
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.merge import Merge
+from tunable_magmax.merging.methods import names_file, place_of_method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.walker import cast_copied
@@ -346,6 +348,7 @@ def append_log(job: Job, started: float, report: MergeReport) -> None:
         "versions": {"tunable-magmax": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "base": str(inputs.paths[0].resolve()),
         "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
+        "method": place_of_method(report.method),
         "out": str(out),
         "files": dict(report.files),
         "fingerprint": None if job.additions is None else job.additions.fingerprint,
@@ -391,6 +394,20 @@ def read_report(path: str | Path) -> MergeReport:
         raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
     except (OSError, ValueError, InputError) as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def option_for_method(out: Path) -> list[str]:
+    """Returns the option by which a user has a method in a file run again; its folder is known from the log.
+
+    Empty for methods that need no file.
+    """
+    report = read_report(out := located(out))
+    if not names_file(report.method):
+        return []
+    own = f"/{report.method}"
+    places = [str(entry.get("method")) for entry in log_entries(out) if entry.get("files") == dict(report.files)]
+    known = (place for place in places if place.endswith(own) and Path(place.rpartition(":")[0]).is_file())
+    return ["--method", next(known, f"FOLDER{own}")]
 
 
 def finished_report(out: Path, fingerprint: Mapping[str, Any]) -> MergeReport | None:

@@ -145,6 +145,18 @@ def test_a_label_that_is_no_class_is_named(tmx, classifiers):
     assert "pets.csv: no class of pets: 'dgo'" in " ".join(made.err.split())
 
 
+def test_classes_that_no_sample_shows_are_named_by_init_and_tailor(tmx, classifiers):
+    write_data("tools", {"saw": "saw", "nail": "nail"})
+    told = (
+        "tools's checkpoint has 3 classes, the data show 2; a fitted head cannot learn classes without samples ('file')"
+    )
+    assert told in tmx("init", "run", *classifiers, "--data", "pets=pets.csv", "--data", "tools=tools.csv").err
+    for weights, matters in (("pets=1", False), ("tools=1", True)):
+        made = tmx("tailor", "run", "--weights", weights, "-o", weights)
+        assert made.code == 0, made.err
+        assert (told in made.err) == matters
+
+
 def test_classifiers_without_names_are_believed_where_they_predict_the_order(tmx, classifiers):
     take_names_away()
     write_data("pets", {"cat": "cat", "dog": "dog"})

@@ -97,11 +97,6 @@ class SiteFacts:
         names = tuple(None if part is None else part.name for part in parts)
         return (self.weights, self.shares.tobytes(), names, self.moved)
 
-    @property
-    def without_rows(self) -> SiteFacts:
-        """The same site with nothing to fit to: models keep their old heads, with the site's class shares."""
-        return SiteFacts(self.weights, self.shares, moved=False)
-
 
 class Bench(AbstractContextManager["Bench"]):
     """The models of a run in memory. A context manager; may be used by several threads.
@@ -346,8 +341,12 @@ class Bench(AbstractContextManager["Bench"]):
 
     def _anchors(self, site: SiteFacts) -> list[BenchData]:
         """Returns what shows how features move: some of the site's inputs, and of its kept samples."""
-        given = [data for data in (site.inputs, site.kept) if data is not None]
-        return [data.take(_spread(len(data), site.anchors), f"{data.name}, some {site.anchors}") for data in given]
+        anchors = []
+        for data in (data for data in (site.inputs, site.kept) if data is not None):
+            count = min(len(data), site.anchors)
+            spread = [k * len(data) // count for k in range(count)]
+            anchors.append(data.take(spread, f"{data.name}, some {site.anchors}"))
+        return anchors
 
     def _anchor_rows(self, spec: MergeSpec, anchors: list[BenchData]) -> Floats:
         return self.rows(np.concatenate([self.features(spec, some) for some in anchors]))
@@ -411,12 +410,3 @@ def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None
     cache[key] = value
     while len(cache) > most:
         cache.popitem(last=False)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Returns at most so many of `count` positions, evenly spread.
-
-    >>> _spread(10, 5)
-    [0, 2, 4, 6, 8]
-    """
-    return sorted({k * count // min(most, count) for k in range(min(most, count))})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -205,8 +205,7 @@ def choose_model(
 # -- evidence ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ExpectedAccuracy:
+class ExpectedAccuracy(NamedTuple):
     """The share of right answers to expect at a site, with a 90 % interval."""
 
     value: float
@@ -215,14 +214,12 @@ class ExpectedAccuracy:
 
 
 def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int = 0) -> ExpectedAccuracy | None:
-    """Returns what a head's judged rows say of a site; None if it has none.
+    """Returns what a head's judged rows say of a site; None if no task that matters has any.
 
     `tasks` [rows of the head]: each row's task; `mixtures` [draws, T]: what is believed of the site's weights. Each
     draw takes a mixture, and for each task an accuracy that its judged rows allow (Jeffreys' posterior, rows of unequal
     weight counting as so many of equal weight). Rows whose tasks are not known are one group.
     """
-    if not len(head.right):
-        return None
     owners = tasks[head.judged]
     if (owners < 0).all():
         owners, mixtures = np.zeros_like(owners), np.ones((len(mixtures), 1))
@@ -237,6 +234,8 @@ def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int
         count = float(1 / np.square(weights).sum())
         drawn[t] = rng.beta(rates[t] * count + 0.5, (1 - rates[t]) * count + 0.5, len(mixtures))
     each = mixtures[:, list(rates)]
+    if not each.any():
+        return None
     mean = each.mean(axis=0)
     value = float(mean @ list(rates.values()) / mean.sum())
     shares = (each * np.stack(list(drawn.values()), axis=1)).sum(axis=1) / np.maximum(each.sum(axis=1), 1e-12)

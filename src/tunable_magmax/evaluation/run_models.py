@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.companions import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.methods import method_class, read_options
 from tunable_magmax.models.builtin import BuiltinEncoder, builtin_encoder, builtin_labels
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tunable_magmax.checkpoints.heads import Heads
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
+    from tunable_magmax.runs.run import Run
 
 MODELS_BESIDE = 4
 """Models in memory beside base and tasks: the merged vector, that of tsv, the model made of it, and the encoder."""
@@ -229,6 +232,26 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
     except InputError:  # what cannot be merged as it is may still be profiled
         return own
     return list(found) if found else own
+
+
+def warn_of_unseen_classes(run: Run, tasks: Iterable[str], *, is_whole: bool = True) -> None:
+    """Warns of tasks whose own classifier has classes that no sample of the run shows, kept or else of a profile.
+
+    Unless the run `is_whole`, classes that checkpoints of other tasks have, too, are left to those.
+    """
+    labels = {} if run.head else dict(zip(run.names, task_labels(run.base, run.tasks), strict=True))
+    seen = {name for t, kept in enumerate(run.kept) for name in (kept.classes if kept else run.own_classes(t) or ())}
+    for task in tasks:
+        others = () if is_whole else chain(*(names or () for other, names in labels.items() if other != task))
+        own, known = labels.get(task) or (), seen.union(others)
+        unseen = [name for name in own if name not in known]
+        if seen and unseen and (is_whole or len(unseen) < len(own)):
+            warnings.warn(
+                f"{task}'s checkpoint has {len(own)} classes, the data show {len(own) - len(unseen)}; a fitted head "
+                f"cannot learn classes without samples ({some_of(unseen, show=repr)}): give all data of {task}, "
+                f"{run.how_to_add('--data', f'{task}=DATA')}",
+                stacklevel=2,
+            )
 
 
 def _opened(base: Path, tasks: Sequence[Path]) -> Any:

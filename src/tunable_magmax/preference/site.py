@@ -60,9 +60,7 @@ class Site:
     def open_samples(self, name: str) -> Samples:
         """Opens the samples called `inputs` or `labelled`, at most so many as are to be read."""
         source = getattr(self.sources, name)
-        samples = self.reading.open(source)
-        if name == "labelled":
-            samples.require_labels()
+        samples = self.reading.open(source, labelled=name == "labelled")
         return samples.subset(choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed))
 
     # -- labels ------------------------------------------------------------------------------------------------------

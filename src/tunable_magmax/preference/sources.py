@@ -50,11 +50,14 @@ class Reading(Embedding):
         if self.max_samples is not None and self.max_samples < 1:
             raise InputError(f"max_samples is {self.max_samples}, expected at least 1")
 
-    def open(self, source: SampleSource) -> Samples:
-        """Opens a file, a folder, or samples in memory."""
+    def open(self, source: SampleSource, *, labelled: bool = False) -> Samples:
+        """Opens a file, a folder, or samples in memory; refuses those without labels where these are needed."""
         from tunable_magmax.data.source import open_samples
 
-        return open_samples(source, self.split, self.text_column, self.label_column)
+        samples = open_samples(source, self.split, self.text_column, self.label_column)
+        if labelled:
+            samples.require_labels()
+        return samples
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class Scores:
         right = {spec: self.right(spec, facts, data) for spec in specs.values()}
         answers = {name: right[spec] for name, spec in specs.items()}
         if self.bench.fit(setting.spec, facts).kind == "fitted":
-            old = self.bench.fit(setting.spec, facts.without_rows).linear
+            old = self.bench.fit(setting.spec, SiteFacts(facts.weights, facts.shares, moved=False)).linear
             answers = {"old": self._right(setting.spec, old, data), **answers}
         lines = []
         for name, (pair, verdict) in compared(mine, answers, weights, len(self.singles)).items():

@@ -19,7 +19,7 @@ from tunable_magmax.data.arrays import limited
 from tunable_magmax.data.samples import Samples, by_name, with_names
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError, bulleted, closest, some_of
-from tunable_magmax.evaluation.run_models import task_labels
+from tunable_magmax.evaluation.run_models import task_labels, warn_of_unseen_classes
 from tunable_magmax.files import Progress, remove_unfinished
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.models.builtin import builtin_labels, count_answers, load_builtin
@@ -127,6 +127,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             command = run.how_to_add("--data", f"{name}=DATA")
             error.add_note(f"{path} is there, with {done} of {len(data)} profiles; make the others by {command}")
             raise
+    warn_of_unseen_classes(run, data, is_whole=False)
     return InitResult(inputs, run, tuple(notes))
 
 
@@ -289,14 +290,8 @@ def _read_data(
                 raise InputError(f"no task is called {name!r}{hint}; give NAME=DATA with one of {known}")
             if name in read:
                 raise InputError(f"{name} has {read[name].origin} already; put its data into one file or folder")
-            read[name] = _labelled(place, reading)
+            read[name] = reading.open(place, labelled=True)
     return read
-
-
-def _labelled(place: Path, reading: Reading) -> Samples:
-    samples = reading.open(place)
-    samples.require_labels()
-    return samples
 
 
 def _read_head(given: str, reading: Reading) -> HeadSource:
@@ -311,7 +306,7 @@ def _read_head(given: str, reading: Reading) -> HeadSource:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{given}: not a readable text file ({error})") from None
     elif path.exists():
-        return _labelled(path, reading)
+        return reading.open(path, labelled=True)
     elif "," in given:
         parts = given.split(",")
     else:

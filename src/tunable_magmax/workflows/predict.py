@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
 from tunable_magmax.data.memory import is_one_input, memory_samples, rows_of
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
-from tunable_magmax.data.tables import TABLE_SUFFIXES
+from tunable_magmax.data.tables import DATA_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.models.prepared import embed_inputs
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".jsonl")
 """Of files of labels."""
-TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
 READ_AT_ONCE = 64
 """Inputs that are read and classified at a time."""
 
@@ -280,7 +279,7 @@ def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[
         if path.is_dir():
             return not any(path.glob("*.parquet"))
         # Whatever its name, in a model of images: Pillow tells whether it is an image.
-        return path.is_file() and suffix not in TABLES and (suffix in IMAGE_SUFFIXES or kind == "image")
+        return path.is_file() and suffix not in DATA_SUFFIXES and (suffix in IMAGE_SUFFIXES or kind == "image")
 
     for are_images, group in groupby(paths, holds_images):
         if not are_images:

@@ -22,7 +22,7 @@ from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.outputs import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError, collected_warnings
-from tunable_magmax.evaluation.bench import Bench, SiteFacts
+from tunable_magmax.evaluation.bench import LEAST_WEIGHT, Bench, SiteFacts
 from tunable_magmax.evaluation.choosing import (
     Choice,
     Evidence,
@@ -33,7 +33,7 @@ from tunable_magmax.evaluation.choosing import (
     effective_tasks,
     gather_evidence,
 )
-from tunable_magmax.evaluation.run_models import MergeSpec, refuse_adapters, refuse_too_large
+from tunable_magmax.evaluation.run_models import MergeSpec, refuse_adapters, refuse_too_large, warn_of_unseen_classes
 from tunable_magmax.files import Progress, identities
 from tunable_magmax.merging.methods import files_of_method, load_method, method_class, read_options
 from tunable_magmax.merging.walker import kernels_for, plan_memory
@@ -95,7 +95,6 @@ class Decision:
         preference, merge = self.preference, self.merge_options
         ends, samples = preference.intervals, preference.provenance.get("samples")
         tried, judged_by = ((), 0) if self.choice is None else (self.choice.tried, self.choice.rows)
-        expected = {name: (each.value, each.low, each.high) for name, each in self.evidence.expected.items()}
         return TailorRecord(
             sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
             mixture=MixtureRecord(
@@ -110,7 +109,7 @@ class Decision:
                 merge["method"], merge["scale"], self.why, tuple(each.to_dict() for each in tried), judged_by
             ),
             head=self.told,
-            expected={name: [round(share, 4) for share in shares] for name, shares in expected.items()},
+            expected={name: [round(share, 4) for share in shares] for name, shares in self.evidence.expected.items()},
             simpler=self.evidence.simpler,
             warnings=tuple(warnings),
         )
@@ -141,6 +140,8 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     with collected_warnings() as texts:
         # The mixture is found before the models are read, so that base and tasks are in memory once.
         preference = estimate(site) if given is None else completed(given, run)
+        matter = [name for name, w in zip(run.names, preference.weights, strict=True) if w >= LEAST_WEIGHT]
+        warn_of_unseen_classes(run, matter)
         with Bench(run, seed=options.seed, device=options.reading.device, progress=progress) as bench:
             material = open_material(bench, preference, site, fits=options.head != "old")
             decision = decide(bench, material, preference, options)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import tunable_magmax
 from tunable_magmax.cli import terminal
+from tunable_magmax.cli.app import stop_message
 
 TMX = [sys.executable, "-c", "from tunable_magmax.cli.app import main; main()"]
 HOSTILE = {"a\x1b[31mred\x07": 4, "b\u202eevil": 4, "[bold]c\nerror: all is lost": 3, "d\x9b2J\x7f": 2}
@@ -152,7 +153,12 @@ def test_signals_stop_the_program_and_a_second_one_ends_it(number: signal.Signal
         _, said = process.communicate(timeout=20)
     assert process.returncode == 128 + number
     cause = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
-    assert said == ("" if again else f"error: {cause}; finished work is kept, run the same command again to go on\n")
+    assert said == ("" if again else f"error: {cause}; nothing was kept, the same command begins anew\n")
+
+
+@pytest.mark.parametrize(("command", "kept"), [("train", True), ("init", True), ("tailor", False), ("merge", False)])
+def test_a_stop_says_what_the_command_keeps(command: str, kept: bool) -> None:
+    assert stop_message(KeyboardInterrupt(), command)[0].startswith("interrupted; finished work is kept") == kept
 
 
 def test_ignored_signals_stay_ignored() -> None:

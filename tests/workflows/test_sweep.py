@@ -83,7 +83,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(run, tmp_path):
     options = from_flat(SweepOptions, out=tmp_path / "out", start=[1, 0, 0], stop=[0, 0, 1], steps=3)
     with pytest.raises(KeyboardInterrupt) as stopped:
         sweep(run.path, options, progress=stop)
-    message, code = stop_message(stopped.value)
+    message, code = stop_message(stopped.value, "sweep")
     assert code == 130
     assert message.startswith("interrupted; 1 of 3 points are complete in ")
     assert message.endswith("with --overwrite the same command makes all of them again")

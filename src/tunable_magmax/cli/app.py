@@ -69,6 +69,8 @@ COMMANDS = (
     "demo",
 )
 
+GO_ON = ("init", "train", "reproduce", "demo")
+"""Commands that keep what they have done when they are stopped."""
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
 
@@ -198,7 +200,7 @@ def _run(tokens: Sequence[str], flags: set[str]) -> int:
         message = "; ".join([str(error), *getattr(error, "__notes__", ())])
         return fail(type(error).__name__, message, error.exit_code, getattr(error, "problems", ()))
     except KeyboardInterrupt as error:
-        return fail("Interrupted", *stop_message(error))
+        return fail("Interrupted", *stop_message(error, command))
     except BrokenPipeError:
         hush()
         return 1
@@ -354,11 +356,13 @@ def stopped_by_signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def stop_message(error: KeyboardInterrupt) -> tuple[str, int]:
+def stop_message(error: KeyboardInterrupt, command: str) -> tuple[str, int]:
     """Returns what to say of a stop, and the exit code that shells know it by: 128 and the number of the signal."""
     number = getattr(error, "number", int(signal.SIGINT))
     cause = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    notes = getattr(error, "__notes__", ["finished work is kept, run the same command again to go on"])
+    kept = "finished work is kept, run the same command again to go on"
+    begun = kept if command in GO_ON else "nothing was kept, the same command begins anew"
+    notes = getattr(error, "__notes__", [begun])
     return "; ".join([cause, *notes]), 128 + number
 
 

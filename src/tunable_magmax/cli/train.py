@@ -64,7 +64,8 @@ def train(config: Path, /, *, options: TrainOptions = parsed(TrainOptions)) -> N
 
     with working() as progress:
         run = train_sequence(chosen, place, device=options.device, progress=progress)
-    show_result(_record(run), _summary(run))
+    tasks = [{"name": name, **asdict(result)} for name, result in zip(run.tasks, run.results, strict=True)]
+    show_result({"out": str(run.path), "trained": run.trained, "tasks": tasks}, _summary(run))
 
 
 def _planned(tasks: Sequence[dict[str, Any]], place: Path) -> Iterator[str]:
@@ -80,12 +81,3 @@ def _summary(run: TrainedRun) -> Iterator[str]:
     yield from table(rows, ["task", "steps", "last loss"])
     yield f"accuracy on every task after every task: tmx eval {run.path}"
     yield f"next: tmx tailor {run.path} --inputs DATA -o site-model/"
-
-
-def _record(run: TrainedRun) -> dict[str, Any]:
-    results = zip(run.tasks, run.results, strict=True)
-    return {
-        "out": str(run.path),
-        "trained": run.trained,
-        "tasks": [{"name": name, **asdict(result)} for name, result in results],
-    }

@@ -86,6 +86,13 @@ def test_all_problems_come_at_once(tmx, trained):
     assert not (trained / "run").exists()
 
 
+@pytest.mark.parametrize("words", [["base/model.safetensors", "out/bank"], ["base", "out/bank/model.safetensors"]])
+def test_the_weights_alone_are_refused_before_anything_is_written(tmx, trained, words):
+    refused = tmx("init", "run", "--base", words[0], "--task", words[1])
+    assert (refused.code, "of a model: give its folder, " in refused.err) == (2, True)
+    assert not (trained / "run").exists()
+
+
 def test_data_is_added_to_a_run(tmx, trained):
     tmx("init", "run", "--base", "base", "--task", "out/travel", "--task", "out/bank")
     content = json.loads((trained / "run/run.json").read_text())

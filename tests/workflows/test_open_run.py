@@ -57,6 +57,12 @@ def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):
         assert session.merge(weights=site, seed=7).report == merged.report
 
 
+@pytest.mark.parametrize("given", [[1, 2, 3], {"first": 1}])
+def test_plain_weights_are_no_preference(text_run, given):
+    with pytest.raises(tmx.InputError, match="weights="):
+        tmx.open_run(text_run.path).merge(given)
+
+
 def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):
     run, inputs = tmx.open_run(any_run.path), inputs_of(any_run)
     pairs = list(zip(inputs, LABELS, strict=True))

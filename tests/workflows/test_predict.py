@@ -137,6 +137,7 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     [
         (lambda model, _: predict(model), r"what should be classified\? Give image files"),
         (lambda model, new: predict(model, [new / "no.png"]), r"no\.png does not exist"),
+        (lambda model, new: predict(model, [new / "b"], replace(CPU, text=["a"])), "each takes a --text of its own"),
         (
             lambda model, new: predict(model, [new / "a.csv"], replace(CPU, out=new / "." / "a.csv")),
             r"a\.csv holds the inputs: choose another file",

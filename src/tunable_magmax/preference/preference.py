@@ -353,6 +353,8 @@ class Preference:
 
 def read_preference(source: Preference | str | os.PathLike[str], names: Sequence[str] | None, tasks: int) -> Preference:
     """Returns a preference, or that of a file or of a tailored model; refuses one that is about other tasks."""
+    if not isinstance(source, Preference | str | os.PathLike):
+        raise InputError(f"{source!r} is no preference: give one, or its file; weights go as weights={source!r}")
     preference = source if isinstance(source, Preference) else Preference.load(source)
     where = "the preference" if preference is source else str(source)
     if names is not None and preference.tasks is not None and preference.tasks != tuple(names):

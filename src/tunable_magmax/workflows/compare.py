@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData
-from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
+from tunable_magmax.evaluation.comparison import ALPHA, Bools, Paired, Verdict, holm, paired
 from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress
@@ -32,7 +31,6 @@ from tunable_magmax.workflows.tailored import read_record
 SCALES = (0.5, 1.0)
 """Scales of the Tunable MAGMAX merges that are compared."""
 HeadKind = Literal["fitted", "old", "own"]
-Bools: TypeAlias = NDArray[np.bool_]
 Answers: TypeAlias = tuple[str, HeadKind, MergeSpec | None, Bools]
 """A model's name, its head, its merge (None of a directory), and which samples it gets right."""
 

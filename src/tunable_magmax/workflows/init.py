@@ -247,6 +247,8 @@ def _find_checkpoint(path: Path) -> Path:
 
     A model that lies in the folder itself was saved at the end of the training, and goes before these.
     """
+    if path.is_file() and (path.parent / MODEL_CONFIG).is_file():
+        raise InputError(f"{path} is no more than the weights of a model: give its folder, {path.parent}")
     steps = sorted((int(match[1]), item) for item in path.glob("*/") if (match := STEP.fullmatch(item.name)))
     problem: InputError | None = None
     for place in (path, *(item for _, item in reversed(steps))):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, ModelConfig, are_generic
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.data.arrays import limited

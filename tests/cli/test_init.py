@@ -333,7 +333,7 @@ def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
         ("", "--data NAME=DATA with one of warm, cold"),
         ("--data wram={data}/warm", "no task is called 'wram' (did you mean 'warm'?)"),
         ("--data warm={data}/none", "does not exist"),
-        ("--data warm={data}/warm/red", "--label-column"),
+        ("--data warm={data}/warm/red", "put images into class folders"),
         ("--data warm={data}/warm --head {run}/none.safetensors", "none.safetensors"),
         ("--data warm={data}/warm --head {run}/none", "none"),
         ("--data warm={data}/warm --head {data}/warm/red", "red"),

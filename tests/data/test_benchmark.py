@@ -174,7 +174,7 @@ def test_clinc150(tmp_path):
         ({"name": "texts", "data": "pictures", "tasks": 1}, "is of texts"),
         ({"name": "cifar100", "data": "a.jsonl", "tasks": 1}, "not a readable archive"),
         ({"name": "images", "data": "none", "tasks": 1}, "none does not exist"),
-        ({"name": "texts", "data": "b.csv", "tasks": 1}, "without labels"),
+        ({"name": "texts", "data": "b.csv", "tasks": 1}, "no column of labels"),
         ({"name": "texts", "data": "c.csv", "tasks": 1}, "text_column"),
         ({"name": "texts", "data": "a.jsonl", "tasks": 3}, "tasks is 3, but there are only 2 classes"),
     ],

@@ -40,7 +40,8 @@ def open_image_folder(path: Path) -> Samples:
             "its class, or all into one folder"
         )
     if not loose and not labelled:
-        raise InputError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}), neither loose nor in folders")
+        known = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise InputError(f"{path} holds no images ({known}), neither loose nor in folders; of texts, give a table")
     return open_image_files(loose, str(path), path) if loose else image_samples(path, folders)
 
 

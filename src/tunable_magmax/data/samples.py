@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, closest, shortened, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
 MOST_DIGITS = 18
@@ -28,6 +28,7 @@ class Unreadable:
 class Samples:
     """`size` inputs of one kind; `labels` (one index into `classes` for each) is None where there are none.
 
+    `columns`: those of a table without labels.
     `load` takes ascending positions and yields, for each, a PIL image or a text, or an `Unreadable`.
     """
 
@@ -37,6 +38,7 @@ class Samples:
     load: Callable[[Sequence[int]], Iterator[Any]]
     classes: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.size
@@ -59,11 +61,13 @@ class Samples:
 
     def require_labels(self) -> tuple[int, ...]:
         """Returns the labels; samples without any are refused."""
-        if self.labels is None:
+        if self.labels is None and self.columns:
             raise InputError(
-                f"{self.origin} holds inputs without labels: put images into class folders, or add a column 'label' "
-                "(--label-column, or label_column in run.yaml, gives another name)"
+                f"{self.origin}: no column of labels among {quoted(self.columns)}: call it 'label', or name it "
+                "with --label-column (in run.yaml: label_column)"
             )
+        if self.labels is None:
+            raise InputError(f"{self.origin} holds inputs without labels: put images into class folders")
         return self.labels
 
     def label_names(self) -> list[str]:
@@ -82,7 +86,7 @@ class Samples:
             return self.load([kept[position] for position in wanted])
 
         labels = None if self.labels is None else tuple(self.labels[position] for position in kept)
-        return Samples(self.origin, self.kind, len(kept), load, self.classes, labels)
+        return replace(self, size=len(kept), load=load, labels=labels)
 
     def labelled(self, names: Sequence[str]) -> Samples:
         """Returns the same inputs with a class name for each; classes are in sorted order, numbers by value."""
@@ -106,6 +110,11 @@ class Samples:
                 where, inputs = [], []
         if inputs:
             yield where, inputs
+
+
+def quoted(columns: Sequence[str]) -> str:
+    """Returns names of columns for an error, between quotes."""
+    return some_of(columns, 10, show=lambda name: shortened(repr(name))) or "none"
 
 
 def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None = None) -> Samples:

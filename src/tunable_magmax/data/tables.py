@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.data.images import map_in_threads, read_picture, threads_for
-from tunable_magmax.data.samples import Samples, Unreadable, text_samples
-from tunable_magmax.errors import InputError, closest, plural, required, shortened, some_of
+from tunable_magmax.data.samples import Samples, Unreadable, quoted, text_samples
+from tunable_magmax.errors import InputError, closest, plural, required, shortened
 from tunable_magmax.files import load_json, parse_json
 
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
@@ -28,10 +28,7 @@ LINES = "lines"
 """The one column of a text file without column names: its lines are texts or labels."""
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content", LINES)
 IMAGE_COLUMNS = ("image", "img", "picture", "pixel_values")
-LABEL_COLUMNS = (
-    *("label", "labels", "label_ids", "class", "intent", "category"),
-    *("target", "fine_label", "label_text"),
-)
+LABEL_COLUMNS = ("label", "labels", "label_ids", "class", "intent", "category", "target", "fine_label", "label_text")
 Load = Callable[[Sequence[int]], Iterator[Any]]
 
 
@@ -74,13 +71,13 @@ class Table:
             column = self._find(self.columns, "--text-column", text_column, TEXT_COLUMNS)
             if column is None:
                 raise InputError(
-                    f"{self.origin}: no column of texts among {_shown(self.columns)}: call it 'text' in the first "
+                    f"{self.origin}: no column of texts among {quoted(self.columns)}: call it 'text' in the first "
                     "line, or name it with --text-column (in run.yaml: text_column)"
                 )
             samples = text_samples(self.origin, self._strings(column))
         others = [name for name in self.columns if name != column]
         label = self._find(others, "--label-column", label_column, LABEL_COLUMNS)
-        return samples if label is None else self._labelled(samples, label)
+        return replace(samples, columns=self.columns) if label is None else self._labelled(samples, label)
 
     def labels(self, label_column: str | None) -> list[str]:
         """Returns the labels: those of the label column, or of the only column unless it is one of texts."""
@@ -88,12 +85,8 @@ class Table:
         if column is None and not self.pictures and len(self.columns) == 1:
             (only,) = self.columns
             column = None if find_column([only], TEXT_COLUMNS) and only != LINES else only
-        if column is None:
-            raise InputError(
-                f"{self.origin}: no column of labels among {_shown(self.columns)}: call it 'label', or name it with "
-                "--label-column; inputs without labels are given with --inputs"
-            )
-        return self._labelled(text_samples(self.origin, [""] * self.size), column).label_names()
+        samples = replace(text_samples(self.origin, [""] * self.size), columns=self.columns)
+        return (samples if column is None else self._labelled(samples, column)).label_names()
 
     def _find(self, among: Sequence[str], option: str, asked: str | None, usual: Sequence[str]) -> str | None:
         """Returns the column that was asked for, which must be there, or else one with a usual name."""
@@ -101,7 +94,7 @@ class Table:
             return find_column(among, usual)
         if asked not in among:
             raise InputError(
-                f"{self.origin}: {option} is {asked!r}{closest(asked, among)}, but the columns are {_shown(among)}"
+                f"{self.origin}: {option} is {asked!r}{closest(asked, among)}; the columns are {quoted(self.columns)}"
             )
         return asked
 
@@ -128,10 +121,6 @@ class Table:
                 f"{len(names) - 1}: there are {len(names)} class names"
             )
         return replace(samples, classes=tuple(names), labels=tuple(values))
-
-
-def _shown(columns: Sequence[str]) -> str:
-    return some_of(columns, 10, show=lambda name: shortened(repr(name))) or "none"
 
 
 def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> Table:
@@ -186,7 +175,7 @@ def _delimited(path: Path, delimiters: str) -> dict[str, list[Any]]:
     names = [name.strip() for name in header]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
-        raise InputError(f"{path}: several columns are called {_shown(sorted(repeated))}; give them other names")
+        raise InputError(f"{path}: several columns are called {quoted(sorted(repeated))}; give them other names")
     for k, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise InputError(

@@ -293,6 +293,7 @@ def _sources(paths: Sequence[Path], kind: Kind, reading: Embedding) -> Iterator[
         for path in group:
             below = images_below(path) if path.is_dir() else [path]
             if not below:
-                raise InputError(f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}) and no parquet files")
+                known = ", ".join(sorted(IMAGE_SUFFIXES))
+                raise InputError(f"{path} holds no images ({known}) and no parquet files; of texts, give a table")
             files += below
         yield open_image_files(files, f"{files[0]}{' ...' * (len(files) > 1)}"), list(map(str, files))

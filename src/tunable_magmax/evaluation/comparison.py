@@ -119,8 +119,6 @@ def paired(first: Any, second: Any, weights: Floats | None = None) -> Paired:
     signed = (one.astype(np.float64) - other) * weights
     steps = signed[signed != 0]
     samples = 1 / float(np.square(weights).sum())
-    if not len(steps):
-        return Paired(0, 0, round(samples), 0.0, 1.0, 0.0)
     difference = float(steps.sum())
     extreme = int((np.abs(_random_sums(np.abs(steps))) >= abs(difference) * (1 - 1e-9)).sum())
     apart = samples * float(np.square(steps).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -226,12 +226,9 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
     own = [builtin_labels(task) for task in tasks]
     if any(map(holds_adapter, tasks)) or all(labels is None for labels in own):
         return own
-    try:
-        with _opened(base, tasks) as inputs:
-            found = None if inputs.heads is None else inputs.heads.task_labels
-    except InputError:  # what cannot be merged as it is may still be profiled
-        return own
-    return list(found) if found else own
+    with suppress(InputError), _opened(base, tasks) as inputs:  # what cannot be merged as it is may still be profiled
+        return list(own if inputs.heads is None else inputs.heads.task_labels or own)
+    return own
 
 
 def warn_of_unseen_classes(run: Run, tasks: Iterable[str], *, is_whole: bool = True) -> None:

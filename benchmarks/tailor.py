@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--pictures", type=int, default=100)
     parser.add_argument("--keep", type=int, default=20, help="pictures of each class that the run keeps")
-    parser.add_argument("--method", default="tunable_magmax")
+    parser.add_argument("--method", default="auto")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
     from tunable_magmax.workflows.options import Reading, SiteSources, TailorOptions

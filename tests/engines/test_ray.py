@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ def test_a_worker_that_dies_fails_the_merge_and_a_rerun_gives_the_same_bytes(
     def killing(self: RayWorkers, calls: Sequence[Call]) -> list[Any]:
         answers = ask(self, calls)
         if any(call.name == "apply" for call in calls):
-            workers = [each for each in psutil.Process().children(recursive=True) if "ray::Worker" in each.name()]
-            workers[0].kill()
+            mine = {each.pid for each in psutil.Process().children(recursive=True)}
+            named = [each for each in psutil.process_iter(["name"]) if "ray::Worker" in each.info["name"]]
+            next(each for each in named if each.pid in mine).kill()
         return answers
 
     with monkeypatch.context() as patch:
@@ -112,8 +114,10 @@ def test_options_of_the_other_engine(files, tmp_path) -> None:
 
 
 def test_a_local_cluster_is_for_this_machine_only(cluster) -> None:
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    places = [place for process in processes for place in process.net_connections("inet") if place.status == "LISTEN"]
+    places = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            places += [place for place in process.net_connections("inet") if place.status == "LISTEN"]
     assert {"127.0.0.1", "::ffff:127.0.0.1"} >= {place.laddr.ip for place in places} != set()
 
 

@@ -18,7 +18,8 @@ def demo(tmp_path_factory):
         patch.setattr(glyph_encoder, "STEPS", 5)
         patch.setattr(glyph_encoder, "PICTURES_EACH", 2)
         out = tmp_path_factory.mktemp("demo") / "out"
-        yield out, run_demo(out, size=SMALL)
+        story = run_demo(out, size=SMALL)
+    return out, story
 
 
 def test_every_model_is_measured_on_every_site_with_what_was_told(demo):

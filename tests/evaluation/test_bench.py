@@ -169,6 +169,8 @@ def test_the_last_checkpoint_is_as_good_by_samples_alone_that_it_never_saw(built
         for chosen, simpler in ((BASE, None if trained_on else "last"), (SPECS[2], "base")):
             found = gather_evidence(bench, site, chosen, bench.fit(chosen, site), mixtures, trained_on=trained_on)
             assert found.simpler == simpler, chosen
+            ends = found.expected["base"]
+            assert ends.high - ends.low >= (0.2 if trained_on else 0.1) * np.sqrt(ends.value * (1 - ends.value))
 
 
 def test_the_expected_accuracy_is_that_of_the_tasks_by_their_weights():

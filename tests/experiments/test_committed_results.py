@@ -9,7 +9,7 @@ import pytest
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.records import AlphaRecord, SequenceRecord
+from tunable_magmax.experiments.records import AlphaRecord, SequenceRecord, read_records
 from tunable_magmax.experiments.reproduce import missing_jobs
 from tunable_magmax.experiments.results import Difference, Results, Score, load_results, paired, write_summary
 from tunable_magmax.experiments.tables import Cell, accuracy_table, overall_tables
@@ -112,7 +112,10 @@ def test_differences_are_those_of_the_records(by_name: dict[str, dict[str, list[
 def test_expected_accuracies_are_those_of_the_records(by_name: dict[str, dict[str, list[Score]]]) -> None:
     [(_, lines)] = tables(DOCS, "expected at")
     assert {setting for setting, *_ in lines} == set(by_name)
-    for setting, _, *cells in lines:
+    files = [file for folder in (RESULTS, DEVELOPMENT) for file in folder.rglob("records.jsonl")]
+    sources = {file.parent.name: read_records(file)[0].kept["source"] for file in files}
+    for setting, kept, *cells in lines:
+        assert kept == {"training": "trained on", "evaluation": "held out"}[sources[setting]], setting
         found = by_name[setting]["tailor:auto"]
         told = [(each.found.expected["tailored"], each.found.accuracy) for each in found]
         off = [100 * (expected[0] - share) for expected, share in told]

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
+from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.hub import located, pinned
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import LENIENT, check, read_yaml
 from tunable_magmax.errors import InputError, bulleted, some_of
 from tunable_magmax.files import is_unfinished, locked, read_json, remove_unfinished, write_atomic, write_json
@@ -32,6 +34,8 @@ BASE = "base"
 SETUP = "training.json"
 PROFILES = "profiles"
 KEPT = "kept"
+SAMPLED_BLOCKS, BLOCK_BYTES = 128, 4096
+"""How much of each file of a checkpoint shows whether it was trained again."""
 LONGEST_NAME = 100
 # Kept samples of a task, also unfinished ones.
 OURS = re.compile(r"\..+\.(saving|[0-9a-f]{8})|.*-[0-9a-f]{8}(\.csv)?", re.DOTALL)
@@ -63,12 +67,13 @@ class KeptEntry:
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task in run.json. Paths count from the run directory."""
+    """A task in run.json. Paths count from the run directory. `profiled`: the `_sample` of what the profile is of."""
 
     __pydantic_config__ = LENIENT
     name: str
     checkpoint: str
     profile: str | None = None
+    profiled: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     kept: KeptEntry | None = None
     training: dict[str, Any] | None = None
@@ -122,6 +127,24 @@ class Run:
         if not run.names and not begun:
             raise InputError(f"{file}: the run has no tasks")
         return run
+
+    @classmethod
+    def current(cls, run: Run | str | os.PathLike[str]) -> Run:
+        """Opens a run, or returns one that is open; refuses profiles of checkpoints that were trained again since.
+
+        Heads would be fitted to what those checkpoints no longer say.
+        """
+        opened = run if isinstance(run, Run) else cls.open(run)
+        entries = zip(opened.record.tasks, opened.tasks, strict=True)
+        before = [(task, path) for task, path in entries if task.profile is not None and task.profiled is not None]
+        changed = [task for task, path in before if _sample(path) not in (None, task.profiled)]
+        if changed:
+            listed = some_of(f"{task.name!r} ({opened.path / str(task.profile)})" for task in changed)
+            again = opened.how_to_add(*(word for task in changed for word in ("--data", f"{task.name}=DATA")))
+            raise InputError(
+                f"{opened.path}: trained again after the profile was made: {listed}. Make it again with {again}"
+            )
+        return opened
 
     @classmethod
     def begin(cls, path: Path, base: Path) -> Run:
@@ -229,11 +252,14 @@ class Run:
     def enter(self, task: str, checkpoint: Path, **facts: Any) -> None:
         """Enters a task, or replaces the one of its name. `facts`: other parts of its `TaskEntry`. `save` writes it."""
         entries = {entry.name: entry for entry in self.record.tasks}
-        entries[task] = TaskEntry(task, _named_from(self.path, checkpoint), **facts)
+        profiled = None if facts.get("profile") is None else _sample(checkpoint)
+        entries[task] = TaskEntry(task, _named_from(self.path, checkpoint), profiled=profiled, **facts)
         self.record = replace(self.record, tasks=tuple(entries.values()))
 
     def register(self, task: str, **facts: Any) -> None:
         """Writes into run.json what is new of a task, such as its profile, or which of its samples are kept."""
+        if "profile" in facts:
+            facts["profiled"] = _sample(self.checkpoints[task])
         tasks = tuple(replace(entry, **facts) if entry.name == task else entry for entry in self.record.tasks)
         self.record = replace(self.record, tasks=tasks)
         self.save()
@@ -308,6 +334,27 @@ class Run:
 
 def _said(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in pairs if value is not None}
+
+
+def _sample(checkpoint: Path) -> str | None:
+    """Returns a digest of some bytes of each file of a checkpoint, None if there is no checkpoint.
+
+    Training again changes it, copying and moving do not. The whole is not read, because every command checks it.
+    """
+    found = hashlib.sha256()
+    with (
+        suppress(InputError),
+        open_stored(checkpoint) if holds_adapter(checkpoint) else open_checkpoint(checkpoint) as opened,
+    ):
+        for path in opened.files:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                for k in range(SAMPLED_BLOCKS):
+                    file.seek(k * max(0, size - BLOCK_BYTES) // (SAMPLED_BLOCKS - 1))
+                    found.update(file.read(BLOCK_BYTES))
+            found.update(f"{path.name} {size}".encode())
+        return found.hexdigest()
+    return None
 
 
 def _named_from(run: Path, path: Path) -> str:

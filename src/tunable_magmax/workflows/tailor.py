@@ -121,7 +121,7 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     The output appears whole or not at all; called again with the same, it returns the model that is there.
     """
     began = time.perf_counter()
-    run = run if isinstance(run, Run) else Run.open(os.fspath(run))
+    run = Run.current(run)
     if (out := options.out) is None:
         raise InputError("where should the model go? Give out (-o), a directory")
     if options.method != "auto":

@@ -89,7 +89,7 @@ def test_all_problems_come_at_once(tmx, trained):
 def test_data_is_added_to_a_run(tmx, trained):
     tmx("init", "run", "--base", "base", "--task", "out/travel", "--task", "out/bank")
     content = json.loads((trained / "run/run.json").read_text())
-    (trained / "run/run.json").write_text(json.dumps({**content, "planned_tasks": 5}))
+    (trained / "run/run.json").write_text(json.dumps({**content, "benchmark": {"tasks": 5}}))
     made = tmx("init", "run", "--data", "travel=travel.csv")
     assert made.code == 0, made.err
     first = Run.open("run").kept[0]
@@ -98,7 +98,7 @@ def test_data_is_added_to_a_run(tmx, trained):
     assert run.kept[0] == first
     assert [profile.task for profile in run.profiles] == ["travel", "bank"]
     after = json.loads((trained / "run/run.json").read_text())
-    assert (after["planned_tasks"], after["base"]) == (5, content["base"])
+    assert (after["benchmark"], after["base"]) == ({"tasks": 5}, content["base"])
     with open(run.path / first.path, newline="") as file:
         assert sorted(row["text"] for row in csv.DictReader(file)) == sorted(
             WORDS["travel"]

@@ -49,8 +49,7 @@ Evidence: TypeAlias = Literal["training", "evaluation"]
 class KeptEntry:
     """The kept samples of a task: where they are, and how many of which classes.
 
-    `per_class`: the most of a class, fewer than `asked` if there was no room for more. `digest`: of the task, the
-    source, the classes and the samples.
+    `per_class`: the most of a class. `digest`: of the task, the source, the classes and the samples.
     """
 
     __pydantic_config__ = LENIENT
@@ -59,8 +58,6 @@ class KeptEntry:
     source: Evidence
     samples: int
     per_class: int
-    asked: int
-    bytes: int
     classes: tuple[str, ...]
     digest: str
 
@@ -97,7 +94,6 @@ class RunRecord:
     tasks: tuple[TaskEntry, ...]
     classifier: ClassifierEntry | None = None
     benchmark: dict[str, Any] | None = None
-    planned_tasks: int | None = None
 
 
 class Run:
@@ -320,7 +316,7 @@ class Run:
             # Where tasks have classifiers of their own, those are in the checkpoints.
             builtin = config.get("head", {}).get("source") == "builtin"
             classifier = None if builtin else ClassifierEntry(HEAD_FILE)
-            yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"], planned_tasks))
+            yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"]))
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""

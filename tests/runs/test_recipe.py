@@ -92,9 +92,8 @@ def test_linear_is_a_mean_of_whole_models(tmp_path, base):
     models = [{"model": name, "parameters": {"weight": weight}} for name, weight in (("one", 1), ("two", 2))]
     recipe = read(tmp_path, {"merge_method": "linear", "models": models} | ({"base_model": base} if base else {}))
     assert recipe.base == tmp_path / (base or "one")
-    listed = {"one": "1/3", "two": "2/3"} if base == "other" else {"two": "2/3"}
-    assert recipe.tasks == tuple(tmp_path / name for name in listed)
-    assert recipe.options == {"method": "task_arithmetic", "scale": 1, "weights": list(listed.values())}
+    assert recipe.tasks == (tmp_path / "one", tmp_path / "two")
+    assert recipe.options == {"method": "average", "scale": 1, "weights": [1, 2]}
 
 
 @pytest.mark.parametrize("listed", ["base", "./base", "x/../base"])
@@ -119,7 +118,7 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"parameters": {"normalize": False}}, "normalize is False"),
         ({"models": [{"model": "one", "merge_method": "ties"}]}, "'merge_method'"),
         ({"merge_method": "linear", "parameters": {"lambda": 2}}, "linear has no scale"),
-        ({"merge_method": "linear", "parameters": {"normalize": False}}, "sum to 2"),
+        ({"merge_method": "linear", "parameters": {"normalize": False}}, "sum to 1"),
         ({"base_model": None}, "'base_model'"),
         ({"models": []}, "models is []"),
         ({"models": "one"}, "models is 'one'"),

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.checkpoints.companions import ModelConfig, same_classes
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, closest, some_of
@@ -32,8 +31,6 @@ class Recipe:
     """The names of the tasks, if they have any."""
     notes: tuple[str, ...] = ()
     """What a user should know of how a configuration was read."""
-    base_name: str | None = None
-    """What the base is called where it is one of the models of `linear`, a mean of whole models."""
 
     def named(self) -> Recipe:
         """Returns the same recipe with names: tasks that have none are called after their folders or files.
@@ -48,22 +45,8 @@ class Recipe:
         return in_order(values, self.named().names, what) if isinstance(values, Mapping) else values
 
     def located(self) -> Recipe:
-        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache.
-
-        Where classifiers have different classes, the base of a mean of whole models becomes a task, too: only tasks
-        give rows to the classifier.
-        """
-        there = replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
-        if self.base_name is None or self.options.get("method") != "task_arithmetic":
-            return there
-        labels = [None if (c := ModelConfig.of(path)) is None else c.labels for path in (there.base, *there.tasks)]
-        if all(same_classes(labels[0], others) for others in labels[1:]):
-            return there
-        weights = [read_decimal(weight, "weight") for weight in self.options["weights"]]
-        options = {**self.options, "weights": [str(max(0, 1 - sum(weights))), *map(str, weights)]}
-        paths = (there.base, *there.tasks)
-        names = None if self.names is None else _complete([self.base_name, *self.names], paths)
-        return replace(there, tasks=paths, names=names, options=options, base_name=None)
+        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache."""
+        return replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
 
     def with_options(self, **options: Any) -> Recipe:
         """Returns the same recipe with options set; None leaves what the recipe says."""
@@ -223,20 +206,13 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     refuse(problems, str(path))
     assert file is not None
     root, base = path.parent, file.base_model or file.models[0].model
-    tasks = [entry for entry in file.models if not _same(root, entry.model, base)]
-    paths = tuple(place_of(task.model, root) for task in tasks)
+    # All models of a mean are tasks, also its base: it has a weight, and rows in a classifier.
+    models = [each for each in file.models if file.merge_method == "linear" or not _same(root, each.model, base)]
+    paths = tuple(place_of(each.model, root) for each in models)
     try:
-        names = _names([task.name for task in tasks], paths)
-        is_mean = file.merge_method == "linear"
-        bases = [entry for entry in file.models if is_mean and entry not in tasks]
-        return Recipe(
-            place_of(base, root),
-            paths,
-            _linear(file, tasks) if is_mean else _options(file, tasks),
-            names,
-            (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else (),
-            next((entry.name or folder_name(place_of(entry.model, root)) for entry in bases), None),
-        )
+        names = _names([each.name for each in models], paths)
+        notes = (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else ()
+        return Recipe(place_of(base, root), paths, _options(file, models), names, notes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -267,7 +243,7 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
         yield "parameters has both 'scale' and 'lambda', which are the same"
     if parameters.get("rescale"):
         yield "key 'rescale' in parameters is not supported: use scale"
-    values = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+    values = _renamed(parameters)
     yield from _problems(Options.read, 1, **{key: values[key] for key in _ALONE & values.keys() - lists})
 
 
@@ -279,50 +255,37 @@ def _problems(read: Callable[..., Any], *values: Any, **options: Any) -> Sequenc
     return ()
 
 
-def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
-    """Returns the options of a merge onto a base."""
-    method, parameters = file.merge_method, file.parameters
+def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+
+
+def _options(file: RecipeFile, models: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Returns the options of the merge."""
+    method, parameters, dtype = file.merge_method, file.parameters, file.out_dtype or file.dtype
     normalize = parameters.get("normalize")
-    options = _own_options(file) | _by_model(file, "weight", tasks)
-    if any(model.parameters.density is not None for model in tasks):
-        options |= _by_model(file, "density", tasks)
-    if method == "ties" and normalize is not None:
-        options["normalize"] = normalize
+    options = {key: value for key, value in _renamed(parameters).items() if key not in _NO_OPTIONS}
+    if dtype is not None:
+        options["out_dtype"] = dtype
+    options |= _by_model(file, "weight", models)
+    if any(model.parameters.density is not None for model in models):
+        options |= _by_model(file, "density", models)
+    if method == "linear":
+        if refused := {"scale", "density"} & options.keys():
+            raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
+        method, options["scale"] = "average", 1
     elif method == "task_arithmetic" and normalize is True:
         method = "average"  # whose weights are shares
+    if method == "ties" and normalize is not None:
+        options["normalize"] = normalize
     elif normalize not in (None, True) and not (method == "task_arithmetic" and normalize is False):
-        raise InputError(f"normalize is {normalize}: the weights of {method} are shares, and sum to 1 anyway")
+        raise InputError(
+            f"normalize is {normalize}: the weights of {file.merge_method} are shares, and sum to 1 anyway"
+        )
     if file.merge_method in ("ties", "task_arithmetic") and parameters.keys() <= _THEIRS:
         options = {"scale": 1, **options}
         if method == "ties":
             options = {"density": 1, "scope": "tensor", "normalize": True, **options}
     return {"method": method, **options}
-
-
-def _linear(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
-    """Returns the options of a mean of whole models, of which the base may be one."""
-    options = _own_options(file) | _by_model(file, "weight", file.models)
-    if refused := {"scale", "density"} & options.keys():
-        raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
-    shares = [read_decimal(weight, "weight") for weight in options.get("weights", [1] * len(file.models))]
-    total = sum(shares)
-    if total <= 0 or len(shares) != len(file.models):
-        raise InputError("linear needs a weight for each model, with a sum above 0")
-    if file.parameters.get("normalize") is False and total != 1:
-        raise InputError(
-            f"normalize is false, but the weights of linear sum to {float(total):g}, which would scale the models as a "
-            "whole; make them sum to 1, or leave out normalize"
-        )
-    chosen = [str(share / total) for model, share in zip(file.models, shares, strict=True) if model in tasks]
-    return {"method": "task_arithmetic", "scale": 1, **options, "weights": chosen}
-
-
-def _own_options(file: RecipeFile) -> dict[str, Any]:
-    """Returns the parameters that are options of a merge here."""
-    named = {"scale" if key == "lambda" else key: value for key, value in file.parameters.items()}
-    options = {key: value for key, value in named.items() if key not in _NO_OPTIONS}
-    dtype = file.out_dtype or file.dtype
-    return options if dtype is None else {**options, "out_dtype": dtype}
 
 
 def _by_model(file: RecipeFile, key: str, models: Sequence[ModelEntry]) -> dict[str, Any]:

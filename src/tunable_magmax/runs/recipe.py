@@ -6,7 +6,7 @@ docs/merge.md says what mergekit's keys mean here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -135,21 +135,10 @@ _One: TypeAlias = Annotated[
     Annotated[int | float | str, AfterValidator(_number)],
     Field(description="one number: a model has one weight, and include and exclude choose tensors"),
 ]
-_CLOSEST = {
-    "ties, which trims by magnitude and not at random": ("dare_ties", "della", "breadcrumbs_ties", "sce", "ram"),
-    "task_arithmetic, which drops nothing": ("dare_linear", "della_linear", "breadcrumbs"),
-    "average, the mean on a straight line": ("slerp", "nuslerp", "multislerp", "karcher", "model_stock", "nearswap"),
-    "magmax, which takes the largest change of each element": ("arcee_fusion",),
-    "last_task with the scale 1, which is the last model as it is": ("passthrough",),
-}
-"""Methods that only mergekit has, by the closest one here."""
-_ELSEWHERE = {method: ours for ours, methods in _CLOSEST.items() for method in methods}
 _THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
 """Parameters of mergekit; a file that has one of ours beside them has our defaults."""
 _NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
 """Parameters that become other options, or none."""
-_ALONE = {"scale", "seed", "scope", "compare", "density", "include", "exclude", "adapter"}
-"""Options that are right or wrong whatever the models are."""
 OWN_CLASSIFIERS = (
     "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' own "
     "classifiers; `tmx tailor` fits a head"
@@ -194,7 +183,7 @@ class RecipeFile:
 
 
 def _read_yaml_recipe(path: Path) -> Recipe:
-    """Reads a YAML configuration; all that is wrong with it is one error."""
+    """Reads a YAML configuration; all that is wrong with its shape is one error. The merge checks the options."""
     keys = ", ".join(each.name for each in fields(RecipeFile))
     content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
     content["parameters"] = content.get("parameters") or {}
@@ -218,52 +207,32 @@ def _read_yaml_recipe(path: Path) -> Recipe:
 
 
 def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what mergekit can do and this program cannot, unknown parameters, what is missing, and bad values."""
-    from tunable_magmax.merging.methods import method_named, names_file
+    """Yields what is missing, unknown parameters, and what mergekit can do and this program cannot."""
     from tunable_magmax.merging.options import Options
 
-    method, parameters = content.get("merge_method"), content["parameters"]
-    if content.get("base_model") is None and method != "linear":
+    parameters = content["parameters"]
+    if content.get("base_model") is None and content.get("merge_method") != "linear":
         yield "'base_model' is missing"
-    if isinstance(method, str) and method in _ELSEWHERE:
-        yield f"merge_method {method!r} is not here; the closest is {_ELSEWHERE[method]}"
-    elif isinstance(method, str) and method != "linear" and not names_file(method):
-        yield from _problems(method_named, method)
-    yield from _problems(Options.read, 1, out_dtype=content.get("out_dtype") or content.get("dtype"))
     if not isinstance(parameters, Mapping):
         return
     known = sorted({each.name for each in fields(Options)} - {"method", "out_dtype"} | _THEIRS)
-    for key in parameters:
+    for key, value in parameters.items():
         if key not in known:
             yield f"unknown key {key!r} in parameters{closest(str(key), known)}; known: {', '.join(known)}"
-    lists = {key for key in ("weight", "density") if isinstance(parameters.get(key), list | Mapping)}
-    for key in sorted(lists):
-        yield f"parameters.{key} is {parameters[key]!r}: must be one number; there is none by layer or filter"
+        elif key in ("weight", "density") and isinstance(value, list | Mapping):
+            yield f"parameters.{key} is {value!r}: must be one number; there is none by layer or filter"
     if "scale" in parameters and "lambda" in parameters:
         yield "parameters has both 'scale' and 'lambda', which are the same"
     if parameters.get("rescale"):
         yield "key 'rescale' in parameters is not supported: use scale"
-    values = _renamed(parameters)
-    yield from _problems(Options.read, 1, **{key: values[key] for key in _ALONE & values.keys() - lists})
-
-
-def _problems(read: Callable[..., Any], *values: Any, **options: Any) -> Sequence[str]:
-    try:
-        read(*values, **options)
-    except InputError as error:
-        return error.problems or (str(error),)
-    return ()
-
-
-def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
 
 
 def _options(file: RecipeFile, models: Sequence[ModelEntry]) -> dict[str, Any]:
     """Returns the options of the merge."""
     method, parameters, dtype = file.merge_method, file.parameters, file.out_dtype or file.dtype
     normalize = parameters.get("normalize")
-    options = {key: value for key, value in _renamed(parameters).items() if key not in _NO_OPTIONS}
+    named = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+    options = {key: value for key, value in named.items() if key not in _NO_OPTIONS}
     if dtype is not None:
         options["out_dtype"] = dtype
     options |= _by_model(file, "weight", models)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunable_magmax.data.images import open_image_folder
 from tunable_magmax.data.memory import as_labelled
-from tunable_magmax.data.samples import Samples, with_names
+from tunable_magmax.data.samples import Samples, joined, with_names
 from tunable_magmax.data.tables import DATA_SUFFIXES, Table, json_splits, read_table
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -35,23 +35,27 @@ def open_samples(
     ('text', ('greeting', 'parting'), (0, 1), ['bye'])
     """
     opened = path if isinstance(path, Samples) else _open(Path(path), split)
-    return opened.samples(text_column, label_column) if isinstance(opened, Table) else opened
+    if isinstance(opened, Samples):
+        return opened
+    parts = [table.samples(text_column, label_column) for table in opened]
+    return joined(parts, str(path) if split is None else f"{path} ({split})") if len(parts) > 1 else parts[0]
 
 
 def open_labels(path: str | Path | Samples, split: str | None = None, label_column: str | None = None) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, or of class folders."""
     opened = path if isinstance(path, Samples) else _open(Path(path), split)
-    if isinstance(opened, Table):
-        labels = opened.labels(label_column)
-        if len(opened.columns) == 1 and opened.columns[0] in labels:
-            raise InputError(
-                f"{path}: its first line is {opened.columns[0]!r}, which is a label as well; the first line of a table "
-                "names its columns: put 'label' above it"
-            )
-        return labels
-    if opened.labels is None:
-        raise InputError(f"{path} holds inputs without labels; --inputs takes them")
-    return opened.label_names()
+    if isinstance(opened, Samples):
+        if opened.labels is None:
+            raise InputError(f"{path} holds inputs without labels; --inputs takes them")
+        return opened.label_names()
+    labels = [label for table in opened for label in table.labels(label_column)]
+    columns = opened[0].columns
+    if len(columns) == 1 and columns[0] in labels:
+        raise InputError(
+            f"{path}: its first line is {columns[0]!r}, which is a label as well; the first line of a table "
+            "names its columns: put 'label' above it"
+        )
+    return labels
 
 
 def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) -> Samples:
@@ -92,7 +96,8 @@ def find_splits(path: Path) -> dict[str, list[Path]]:
     return splits if TRAIN in splits and (len(splits) > 1 or len(folders) == 1) else {}
 
 
-def _open(path: Path, split: str | None) -> Table | Samples:
+def _open(path: Path, split: str | None) -> list[Table] | Samples:
+    """Opens a folder of images, or the tables of a split: one, or several of parquet."""
     if path.is_file() and path.suffix.lower() not in DATA_SUFFIXES:
         known = ", ".join(sorted(DATA_SUFFIXES))
         raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
@@ -107,6 +112,9 @@ def _open(path: Path, split: str | None) -> Table | Samples:
     files = [path] if split is None else splits[split]
     if files[0].is_dir():
         return open_image_folder(files[0])
-    if len(files) > 1 and files[0].suffix.lower() != ".parquet":
+    if len(files) == 1:
+        origin = str(path) if split is None else f"{path} ({split})"
+        return [read_table(files[0], origin, split if path.is_file() else None)]
+    if files[0].suffix.lower() != ".parquet":
         raise InputError(f"{path}: which one, {' or '.join(file.name for file in files)}? Keep one")
-    return read_table(files, str(path) if split is None else f"{path} ({split})", split if path.is_file() else None)
+    return [read_table(file, str(file)) for file in files]

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of one or several files.
+    """The columns of a file.
 
     `columns`: those without pictures, which `cells` reads; `pictures`: loads the pictures of a column by their
     positions; `names`: the class names behind a column's numbers.
@@ -123,11 +123,11 @@ class Table:
         return replace(samples, classes=tuple(names), labels=tuple(values))
 
 
-def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> Table:
-    """Reads a table; several parquet files are one table. `split`: of a JSON file with splits."""
-    path, suffix = files[0], files[0].suffix.lower()
+def read_table(path: Path, origin: str, split: str | None = None) -> Table:
+    """Reads a table. `split`: of a JSON file with splits."""
+    suffix = path.suffix.lower()
     if suffix == ".parquet":
-        table = _parquet(files, origin)
+        table = _parquet(path, origin)
     elif suffix in DELIMITERS:
         table = Table.in_memory(origin, _delimited(path, DELIMITERS[suffix]))
     elif suffix == ".json":
@@ -240,63 +240,42 @@ def json_splits(path: Path) -> list[str]:
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
 _PICTURES = r"(large_)?binary|struct<bytes: binary.*"
-KEPT_BYTES = 1 << 30
-"""Pictures of at most so many bytes are read once and kept: 20 tasks ask 20 times for parts of them."""
 
 
-def _parquet(files: Sequence[Path], origin: str) -> Table:
-    """Opens parquet files, which must have the same columns."""
-    parquet, opened = required("pyarrow.parquet"), []
-    for file in files:
-        with _damage(file):
-            opened.append(parquet.ParquetFile(file))
-        if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
-            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(opened[-1].schema_arrow.names)}")
-    schema = opened[0].schema_arrow
+def _parquet(path: Path, origin: str) -> Table:
+    """Opens a parquet file; pictures are read a row group at a time, other columns whole."""
+    parquet = required("pyarrow.parquet")
+    with _damage(path):
+        file = parquet.ParquetFile(path)
+    schema = file.schema_arrow
     pictures = [name for name in schema.names if re.fullmatch(_PICTURES, str(schema.field(name).type))]
+    groups = [file.metadata.row_group(g) for g in range(file.num_row_groups)]
+    starts = list(accumulate((group.num_rows for group in groups), initial=0))
+    threads = threads_for(sum(group.total_byte_size for group in groups) / max(1, starts[-1]))
 
     def cells(column: str) -> list[Any]:
-        with _damage(origin):
-            return list(chain.from_iterable(file.read(columns=[column]).column(column).to_pylist() for file in opened))
-
-    return Table(
-        origin,
-        sum(file.metadata.num_rows for file in opened),
-        tuple(name for name in schema.names if name not in pictures),
-        cells,
-        {name: _pictures(opened, files, name) for name in pictures},
-        _class_names(schema),
-    )
-
-
-def _pictures(opened: Sequence[Any], files: Sequence[Path], column: str) -> Load:
-    """Returns what decodes the pictures at ascending positions of a column, reading a row group at a time."""
-    begins = accumulate((file.metadata.num_rows for file in opened), initial=0)
-    places = zip(opened, files, begins, strict=False)
-    groups = [(file, path, g, begin) for file, path, begin in places for g in range(file.num_row_groups)]
-    about = [file.metadata.row_group(g) for file, _, g, _ in groups]
-    starts = list(accumulate((group.num_rows for group in about), initial=0))
-    size = sum(group.total_byte_size for group in about)
-
-    @lru_cache(None if size <= KEPT_BYTES else 1)
-    def read(number: int) -> Any:
-        file, path, group, _ = groups[number]
         with _damage(path):
-            return file.read_row_group(group, columns=[column]).column(0).combine_chunks()
+            read: list[Any] = file.read(columns=[column]).column(column).to_pylist()
+            return read
 
-    def encoded(positions: Sequence[int]) -> Iterator[tuple[Any, str]]:
-        for number, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
-            values, (_, path, _, begin) = read(number), groups[number]
+    def encoded(column: str, positions: Sequence[int]) -> Iterator[tuple[Any, int]]:
+        for group, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
+            with _damage(path):
+                values = file.read_row_group(group, columns=[column]).column(0)
             for position in inside:
-                yield values[position - starts[number]].as_py(), f"{path.name}, row {position - begin + 1}"
+                yield values[position - starts[group]].as_py(), position
 
-    def decoded(cell: tuple[Any, str]) -> Any:
-        value, name = cell
+    def decoded(cell: tuple[Any, int]) -> Any:
+        value, name = cell[0], f"{path.name}, row {cell[1] + 1}"
         value = value["bytes"] if isinstance(value, dict) else value
         return Unreadable(name, "empty") if value is None else read_picture(value, name)
 
-    threads = threads_for(size / max(1, starts[-1]))
-    return lambda positions: map_in_threads(decoded, encoded(positions), threads)
+    def load(column: str, positions: Sequence[int]) -> Iterator[Any]:
+        return map_in_threads(decoded, encoded(column, positions), threads)
+
+    others = tuple(name for name in schema.names if name not in pictures)
+    loading = {name: partial(load, name) for name in pictures}
+    return Table(origin, starts[-1], others, cells, loading, _class_names(schema))
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.data.arrays import limited, shuffled, split_groups
-from tunable_magmax.data.benchmark import read_section
-from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
+from tunable_magmax.data.benchmark import equal_parts, named_groups, order_indices
+from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.errors import InputError
 
 ANIMALS = ("ant", "bee", "cat", "dog_fish")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import read_yaml
-from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
+from tunable_magmax.data.benchmark import Benchmark, open_benchmark
+from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.data.memory import SamplesLike, as_labelled
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, shown_shares

@@ -177,6 +177,8 @@ def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, te
 
 def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pairs, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
+    record = (run / "run.json").read_text()
+    (run / "run.json").write_text(record.replace('"profiled"', '"unknown"'))
     for name, method, encoder in (("first", "ot", "encoder"), ("base", "auto", "base"), ("base", "probe", "base")):
         shutil.copy(run / "second" / "model.safetensors", run / name)
         result = tmx("prefer", run, "--inputs", pairs, "--method", method)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, gather, refuse
-from tunable_magmax.data.arrays import split_groups
+from tunable_magmax.data.arrays import SPLIT_STREAM, held_out
 from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
 from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
@@ -133,7 +133,8 @@ class FileDataSet(DataSet):
         if found is not None:
             return Split(self.read(TRAIN), self.read(found))
         samples = self.read(None)
-        train, test = split_groups(samples.require_labels(), self.test_share, self.split_seed)
+        labels, seed = samples.require_labels(), self.split_seed
+        train, test = held_out(range(len(labels)), labels, self.test_share, seed, SPLIT_STREAM, least=1)
         return Split(samples.subset(train), samples.subset(test), tuple(test))
 
 

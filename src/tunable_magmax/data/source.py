@@ -23,8 +23,12 @@ def open_samples(
     split: str | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
+    *,
+    labels_alone: bool = False,
 ) -> Samples:
     """Opens a folder of images or of class folders, a table of texts, or parquet (a file, or a folder of them).
+
+    With `labels_alone` a table needs no inputs.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,25 +41,13 @@ def open_samples(
     opened = path if isinstance(path, Samples) else _open(Path(path), split)
     if isinstance(opened, Samples):
         return opened
-    parts = [table.samples(text_column, label_column) for table in opened]
+    parts = [table.samples(text_column, label_column, labels_alone) for table in opened]
     return joined(parts, str(path) if split is None else f"{path} ({split})") if len(parts) > 1 else parts[0]
 
 
 def open_labels(path: str | Path | Samples, split: str | None = None, label_column: str | None = None) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, or of class folders."""
-    opened = path if isinstance(path, Samples) else _open(Path(path), split)
-    if isinstance(opened, Samples):
-        if opened.labels is None:
-            raise InputError(f"{path} holds inputs without labels; --inputs takes them")
-        return opened.label_names()
-    labels = [label for table in opened for label in table.labels(label_column)]
-    columns = opened[0].columns
-    if len(columns) == 1 and columns[0] in labels:
-        raise InputError(
-            f"{path}: its first line is {columns[0]!r}, which is a label as well; the first line of a table "
-            "names its columns: put 'label' above it"
-        )
-    return labels
+    return open_samples(path, split, None, label_column, labels_alone=True).label_names()
 
 
 def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) -> Samples:

@@ -62,31 +62,35 @@ class Table:
         """Makes a table of whole columns."""
         return cls(origin, max(map(len, columns.values()), default=0), tuple(columns), columns.__getitem__)
 
-    def samples(self, text_column: str | None, label_column: str | None) -> Samples:
-        """Returns the inputs, with labels if there is a column of them."""
-        column: str | None = None
-        if self.pictures and text_column is None:
+    def samples(self, text_column: str | None, label_column: str | None, labels_alone: bool = False) -> Samples:
+        """Returns the inputs, with labels if there is a column of them.
+
+        With `labels_alone` no inputs are needed, and an only column holds the labels unless it is one of texts.
+        """
+        others = self.columns
+        if labels_alone:
+            samples = text_samples(self.origin, [""] * self.size)
+        elif self.pictures and text_column is None:
             samples = Samples(self.origin, "image", self.size, next(iter(self.pictures.values())))
         else:
-            column = self._find(self.columns, "--text-column", text_column, TEXT_COLUMNS)
+            column = self._find(others, "--text-column", text_column, TEXT_COLUMNS)
             if column is None:
                 raise InputError(
                     f"{self.origin}: no column of texts among {quoted(self.columns)}: call it 'text' in the first "
                     "line, or name it with --text-column (in run.yaml: text_column)"
                 )
             samples = text_samples(self.origin, self._strings(column))
-        others = [name for name in self.columns if name != column]
+            others = tuple(name for name in others if name != column)
         label = self._find(others, "--label-column", label_column, LABEL_COLUMNS)
-        return replace(samples, columns=self.columns) if label is None else self._labelled(samples, label)
-
-    def labels(self, label_column: str | None) -> list[str]:
-        """Returns the labels: those of the label column, or of the only column unless it is one of texts."""
-        column = self._find(self.columns, "--label-column", label_column, LABEL_COLUMNS)
-        if column is None and not self.pictures and len(self.columns) == 1:
-            (only,) = self.columns
-            column = None if find_column([only], TEXT_COLUMNS) and only != LINES else only
-        samples = replace(text_samples(self.origin, [""] * self.size), columns=self.columns)
-        return (samples if column is None else self._labelled(samples, column)).label_names()
+        if label is None and labels_alone and not self.pictures and len(others) == 1:
+            label = None if find_column(others, TEXT_COLUMNS[:-1]) else others[0]
+        samples = replace(samples, columns=self.columns) if label is None else self._labelled(samples, label)
+        if self.columns == (label,) and label in samples.classes:
+            raise InputError(
+                f"{self.origin}: its first line is {label!r}, which is a label as well; the first line of a table "
+                "names its columns: put 'label' above it"
+            )
+        return samples
 
     def _find(self, among: Sequence[str], option: str, asked: str | None, usual: Sequence[str]) -> str | None:
         """Returns the column that was asked for, which must be there, or else one with a usual name."""

@@ -53,7 +53,7 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     """Reads the data, orders the classes, and divides them among tasks.
 
     >>> import tempfile
-    >>> from pathlib import Path
+    >>> from tunable_magmax.data.data_sets import read_section
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = [f"text {k},{label}" for label in "abcde" for k in range(5)]
     ...     _ = Path(folder, "all.csv").write_text("\\n".join(["text,label", *rows]))

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
-from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
+from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
 from tunable_magmax.data.tables import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column
 from tunable_magmax.errors import InputError, plural, some_of
 
@@ -30,46 +30,35 @@ SampleSource: TypeAlias = Path | Samples
 """Where samples come from."""
 
 
-def as_inputs(value: SamplesLike) -> SampleSource:
-    """Returns inputs as samples; a text or path alone is the path of a file or folder.
+def as_samples(
+    value: SamplesLike | Samples, role: str = "labelled", names: Mapping[int, str] | None = None, processor: Any = None
+) -> SampleSource:
+    """Returns what a caller gives as samples; a text or path alone is the path of a file or folder.
 
-    Texts that are paths of image files are images.
+    As `inputs`, texts that are paths of image files are images; `labels` are class names or indices; `labelled` are
+    pairs of an input and its label, or rows of a data set. `names`: the classes that numbers stand for. `processor`:
+    the tokenizer, which decodes rows of tokens alone, or the image processor, whose normalisation of pixel values is
+    undone.
 
-    >>> as_inputs(["where is my card?", "what do I owe?"]).name
+    >>> as_samples(["where is my card?", "what do I owe?"], "inputs").name
     '2 texts in memory'
-    >>> as_inputs("site/images")
-    PosixPath('site/images')
-    """
-    return Path(value) if isinstance(value, str | os.PathLike) else memory_samples(_rows(value))
-
-
-def as_labels(value: SamplesLike) -> SampleSource:
-    """Returns labels as samples that are nothing but labels: class names or indices.
-
-    >>> as_labels(["cat", "dog", "cat"]).labels
+    >>> as_samples(["cat", "dog", "cat"], "labels").labels
     (0, 1, 0)
-    """
-    if isinstance(value, str | os.PathLike):
-        return Path(value)
-    names = [str(_label(label, k)) for k, label in enumerate(_rows(value), 1)]
-    classes, labels = indexed(names)
-    return Samples(f"{plural(len(names), 'label')} in memory", "text", len(names), iter, classes, labels)
-
-
-def as_labelled(value: SamplesLike, names: Mapping[int, str] | None = None, processor: Any = None) -> SampleSource:
-    """Returns labelled samples: pairs of an input and its label, or rows of a data set.
-
-    `names`: the classes that numbers stand for. `processor`: the tokenizer, which decodes rows of tokens alone, or the
-    image processor, whose normalisation of pixel values is undone.
-
-    >>> samples = as_labelled(zip(["hello", "bye"], ["greeting", "parting"]))
+    >>> samples = as_samples(zip(["hello", "bye"], ["greeting", "parting"]))
     >>> samples.name, samples.classes, samples.labels
     ('2 labelled texts in memory', ('greeting', 'parting'), (0, 1))
     """
     if isinstance(value, str | os.PathLike):
         return Path(value)
-    rows = _rows(value)
-    return memory_samples(rows, labels=_row_labels(rows), names=names or {}, processor=processor)
+    if isinstance(value, Samples):
+        return value
+    rows = rows_of(value)
+    if not len(rows):
+        raise InputError(f"samples are an empty {type(value).__name__}: give at least one")
+    if role == "labels":
+        labels = [_label(label, k, {}) for k, label in enumerate(rows, 1)]
+        return text_samples(f"{plural(len(labels), 'label')} in memory", [""] * len(labels), labels)
+    return memory_samples(rows, None, None if role == "inputs" else _row_labels(rows), names or {}, processor)
 
 
 def memory_samples(
@@ -93,13 +82,10 @@ def memory_samples(
 
     if len(rows):
         next(load([0]))  # so that data of the wrong kind are refused at once
-    classes: tuple[str, ...] = ()
-    indices = None
-    if labels is not None:
-        found = [_label(label, k) for k, label in enumerate(labels, 1)]
-        classes, indices = indexed([names.get(label, str(label)) for label in found])  # type: ignore[arg-type]
-    origin = f"{plural(len(rows), sort if labels is None else f'labelled {sort}')} in memory"
-    return Samples(origin, sort, len(rows), load, classes, indices)
+    if labels is None:
+        return Samples(f"{plural(len(rows), sort)} in memory", sort, len(rows), load)
+    samples = Samples(f"{plural(len(rows), f'labelled {sort}')} in memory", sort, len(rows), load)
+    return samples.labelled([_label(label, k, names) for k, label in enumerate(labels, 1)])
 
 
 def is_one_input(value: Any) -> bool:
@@ -120,14 +106,6 @@ def class_names_of(data: Any) -> tuple[str, ...]:
 
 
 # -- rows, and what is in them ----------------------------------------------------------------------------------------
-
-
-def _rows(data: Any) -> Sequence[Any]:
-    """Returns the rows of data that hold at least one."""
-    rows = rows_of(data)
-    if not len(rows):
-        raise InputError(f"samples are an empty {type(data).__name__}: give at least one")
-    return rows
 
 
 def rows_of(data: Any) -> Sequence[Any]:
@@ -175,13 +153,14 @@ def _input(row: Any, processor: Any) -> Any:
     raise InputError(f"the rows have the columns {some_of(row, show=repr)}, and no input: give {LABELLED}")
 
 
-def _label(label: Any, position: int) -> str | int:
+def _label(label: Any, position: int, names: Mapping[int, str]) -> str:
+    """Returns the name of a class, by `names` that of an index."""
     label = label.item() if getattr(label, "ndim", None) == 0 else label
     if isinstance(label, str) and label.strip():
         return label
     if isinstance(label, bool) or not isinstance(label, int) or label < 0:
         raise InputError(f"label {position} is {label!r}, expected the name of a class, or its index")
-    return label
+    return names.get(label, str(label))
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.data.images import open_image_folder
-from tunable_magmax.data.memory import as_labelled
+from tunable_magmax.data.memory import as_samples
 from tunable_magmax.data.samples import Samples, joined, with_names
 from tunable_magmax.data.tables import DATA_SUFFIXES, Table, json_splits, read_table
 from tunable_magmax.errors import InputError, closest, some_of
@@ -51,11 +51,11 @@ def open_labels(path: str | Path | Samples, split: str | None = None, label_colu
 
 
 def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) -> Samples:
-    """Opens labelled samples as training loops have them: a path, or what `as_labelled` takes.
+    """Opens labelled samples as training loops have them: a path, or what `as_samples` takes.
 
     `names`: the classes that numbers stand for. `processor`: what made the tokens or pixel values of the data.
     """
-    source = data if isinstance(data, Samples) else as_labelled(data, names, processor)
+    source = as_samples(data, "labelled", names, processor)
     if isinstance(source, Samples):
         return source
     samples = open_samples(source)

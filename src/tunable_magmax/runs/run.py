@@ -188,14 +188,11 @@ class Run:
         for task in self.record.tasks:
             try:
                 profile = None if task.profile is None else Profile.load(self.path / task.profile)
+                if profile is not None and profile.task != task.name:
+                    raise InputError(f"{self.path}/{task.profile} is of task {profile.task!r}, expected {task.name!r}")
             except InputError as error:
                 error.add_note(f"{self.how_to_add('--data', f'{task.name}=DATA')} makes the profile again")
                 raise
-            if profile is not None and profile.task != task.name:
-                raise InputError(
-                    f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "
-                    f"under {task.name!r}; correct {RUN_FILE}, or make the profile again"
-                )
             profiles.append(profile)
         return tuple(profiles)
 

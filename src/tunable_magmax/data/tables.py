@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ LINES = "lines"
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content", LINES)
 IMAGE_COLUMNS = ("image", "img", "picture", "pixel_values")
 LABEL_COLUMNS = ("label", "labels", "label_ids", "class", "intent", "category", "target", "fine_label", "label_text")
-Load = Callable[[Sequence[int]], Iterator[Any]]
 
 
 def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
@@ -46,15 +44,15 @@ def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
 class Table:
     """The columns of a file.
 
-    `columns`: those without pictures, which `cells` reads; `pictures`: loads the pictures of a column by their
-    positions; `names`: the class names behind a column's numbers.
+    `columns`: those without pictures, which `cells` reads; `pictures` loads pictures by their positions, where there
+    are any; `names`: the class names behind a column's numbers.
     """
 
     origin: str
     size: int
     columns: tuple[str, ...]
     cells: Callable[[str], list[Any]]
-    pictures: Mapping[str, Load] = field(default_factory=dict)
+    pictures: Callable[[Sequence[int]], Iterator[Any]] | None = None
     names: Mapping[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -71,7 +69,7 @@ class Table:
         if labels_alone:
             samples = text_samples(self.origin, [""] * self.size)
         elif self.pictures and text_column is None:
-            samples = Samples(self.origin, "image", self.size, next(iter(self.pictures.values())))
+            samples = Samples(self.origin, "image", self.size, self.pictures)
         else:
             column = self._find(others, "--text-column", text_column, TEXT_COLUMNS)
             if column is None:
@@ -262,10 +260,10 @@ def _parquet(path: Path, origin: str) -> Table:
             read: list[Any] = file.read(columns=[column]).column(column).to_pylist()
             return read
 
-    def encoded(column: str, positions: Sequence[int]) -> Iterator[tuple[Any, int]]:
+    def encoded(positions: Sequence[int]) -> Iterator[tuple[Any, int]]:
         for group, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
             with _damage(path):
-                values = file.read_row_group(group, columns=[column]).column(0)
+                values = file.read_row_group(group, columns=pictures[:1]).column(0)
             for position in inside:
                 yield values[position - starts[group]].as_py(), position
 
@@ -274,12 +272,11 @@ def _parquet(path: Path, origin: str) -> Table:
         value = value["bytes"] if isinstance(value, dict) else value
         return Unreadable(name, "empty") if value is None else read_picture(value, name)
 
-    def load(column: str, positions: Sequence[int]) -> Iterator[Any]:
-        return map_in_threads(decoded, encoded(column, positions), threads)
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        return map_in_threads(decoded, encoded(positions), threads)
 
     others = tuple(name for name in schema.names if name not in pictures)
-    loading = {name: partial(load, name) for name in pictures}
-    return Table(origin, starts[-1], others, cells, loading, _class_names(schema))
+    return Table(origin, starts[-1], others, cells, load if pictures else None, _class_names(schema))
 
 
 @contextmanager

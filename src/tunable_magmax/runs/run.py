@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -131,12 +132,14 @@ class Run:
         Heads would be fitted to what those checkpoints no longer say.
         """
         opened = run if isinstance(run, Run) else cls.open(run)
-        entries = zip(opened.record.tasks, opened.tasks, strict=True)
-        before = [(task, path) for task, path in entries if task.profile is not None and task.profiled is not None]
-        changed = [task for task, path in before if _sample(path) not in (None, task.profiled)]
+        changed = {
+            task.name: opened.path / task.profile
+            for task, checkpoint in zip(opened.record.tasks, opened.tasks, strict=True)
+            if task.profile and task.profiled and _sample(checkpoint) not in (None, task.profiled)
+        }
         if changed:
-            listed = some_of(f"{task.name!r} ({opened.path / str(task.profile)})" for task in changed)
-            again = opened.how_to_add(*(word for task in changed for word in ("--data", f"{task.name}=DATA")))
+            listed = some_of(f"{name!r} ({profile})" for name, profile in changed.items())
+            again = opened.how_to_add(*chain(*(("--data", f"{name}=DATA") for name in changed)))
             raise InputError(
                 f"{opened.path}: trained again after the profile was made: {listed}. Make it again with {again}"
             )

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tunable_magmax.data import images
 from tunable_magmax.data.images import map_in_threads, read_picture
-from tunable_magmax.data.memory import as_samples
+from tunable_magmax.data.source import as_samples
 
 
 def encoded(image, kind="png", **more):

@@ -8,8 +8,8 @@ import torch
 from models import tiny
 from torch.utils.data import Dataset
 
-from tunable_magmax.data.memory import as_samples, class_names_of
 from tunable_magmax.data.samples import Unreadable
+from tunable_magmax.data.source import as_samples, class_names_of
 from tunable_magmax.errors import InputError
 
 TEXTS, LABELS = ["hello", "bye", "hi"], ["greet", "part", "greet"]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from runs.keeping import keep_samples
 
 from tunable_magmax.data.images import open_image_folder
-from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples, Unreadable
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs import kept
 from tunable_magmax.runs.kept import open_kept

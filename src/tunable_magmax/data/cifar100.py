@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats, shuffled, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.memory import as_samples
+from tunable_magmax.data.source import as_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.labelled import label_benchmark, label_samples

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.data.memory import SampleSource
     from tunable_magmax.data.samples import Samples
+    from tunable_magmax.data.source import SampleSource
 
 SAMPLES = ("inputs", "labels", "labelled")
 
@@ -81,7 +81,7 @@ class SiteSources:
     def __post_init__(self) -> None:
         for name in SAMPLES:
             if not isinstance(value := getattr(self, name), Path | None):
-                from tunable_magmax.data.memory import as_samples
+                from tunable_magmax.data.source import as_samples
 
                 object.__setattr__(self, name, as_samples(value, name))
         if isinstance(self.weights, Mapping):

@@ -13,8 +13,8 @@ from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.data_sets import read_section
-from tunable_magmax.data.memory import SamplesLike, as_samples
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import SamplesLike, as_samples
 from tunable_magmax.errors import InputError, closest, shown_shares
 from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
 from tunable_magmax.evaluation.bench import Bench, measure_model

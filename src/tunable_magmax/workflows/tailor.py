@@ -15,8 +15,8 @@ import numpy as np
 
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output, is_one_file
-from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import SampleSource
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.outputs import finished_report

@@ -35,8 +35,8 @@ BASE = "base"
 SETUP = "training.json"
 PROFILES = "profiles"
 KEPT = "kept"
-SAMPLED_BLOCKS, BLOCK_BYTES = 128, 4096
-"""How much of each file of a checkpoint shows whether it was trained again."""
+SAMPLED_BYTES = 4096
+"""How much of each tensor of a checkpoint shows whether it was trained again."""
 LONGEST_NAME = 100
 # Kept samples of a task, also unfinished ones.
 OURS = re.compile(r"\..+\.(saving|[0-9a-f]{8})|.*-[0-9a-f]{8}(\.csv)?", re.DOTALL)
@@ -134,8 +134,10 @@ class Run:
         opened = run if isinstance(run, Run) else cls.open(run)
         changed = {
             task.name: opened.path / task.profile
-            for task, checkpoint in zip(opened.record.tasks, opened.tasks, strict=True)
-            if task.profile and task.profiled and _sample(checkpoint) not in (None, task.profiled)
+            for task in opened.record.tasks
+            if task.profile
+            and task.profiled
+            and _sample(located(task.checkpoint, opened.path)) not in (None, task.profiled)
         }
         if changed:
             listed = some_of(f"{name!r} ({profile})" for name, profile in changed.items())
@@ -333,22 +335,18 @@ def _said(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _sample(checkpoint: Path) -> str | None:
-    """Returns a digest of some bytes of each file of a checkpoint, None if there is no checkpoint.
+    """Returns a digest of some bytes of each tensor, None of what is not there, or is on the hub and never changes.
 
-    Training again changes it, copying and moving do not. The whole is not read, because every command checks it.
+    Training again changes it, moving and copying do not. The whole is not read, because every command checks it.
     """
-    found = hashlib.sha256()
-    with (
-        suppress(InputError),
-        open_stored(checkpoint) if holds_adapter(checkpoint) else open_checkpoint(checkpoint) as opened,
-    ):
-        for path in opened.files:
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                for k in range(SAMPLED_BLOCKS):
-                    file.seek(k * max(0, size - BLOCK_BYTES) // (SAMPLED_BLOCKS - 1))
-                    found.update(file.read(BLOCK_BYTES))
-            found.update(f"{path.name} {size}".encode())
+    if pinned(checkpoint) is not None:
+        return None
+    found, opening = hashlib.sha256(), open_stored if holds_adapter(checkpoint) else open_checkpoint
+    with suppress(InputError), opening(checkpoint) as opened:
+        for name, tensor in sorted(opened.tensors.items()):
+            middle = bytearray(min(tensor.nbytes, SAMPLED_BYTES))
+            opened.read_into(name, (tensor.nbytes - len(middle)) // 2, memoryview(middle))
+            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + middle)
         return found.hexdigest()
     return None
 

@@ -89,7 +89,7 @@ def test_all_problems_come_at_once(tmx, trained):
 def test_data_is_added_to_a_run(tmx, trained):
     tmx("init", "run", "--base", "base", "--task", "out/travel", "--task", "out/bank")
     content = json.loads((trained / "run/run.json").read_text())
-    (trained / "run/run.json").write_text(json.dumps({**content, "planned_tasks": 5}))
+    (trained / "run/run.json").write_text(json.dumps({**content, "benchmark": {"tasks": 5}}))
     made = tmx("init", "run", "--data", "travel=travel.csv")
     assert made.code == 0, made.err
     first = Run.open("run").kept[0]
@@ -98,7 +98,7 @@ def test_data_is_added_to_a_run(tmx, trained):
     assert run.kept[0] == first
     assert [profile.task for profile in run.profiles] == ["travel", "bank"]
     after = json.loads((trained / "run/run.json").read_text())
-    assert (after["planned_tasks"], after["base"]) == (5, content["base"])
+    assert (after["benchmark"], after["base"]) == ({"tasks": 5}, content["base"])
     with open(run.path / first.path, newline="") as file:
         assert sorted(row["text"] for row in csv.DictReader(file)) == sorted(
             WORDS["travel"]
@@ -264,7 +264,7 @@ def test_a_whole_run_with_a_head(tmx, tmp_path, run):
     made = json.loads(result.out)
     assert [task["profile"]["task"] for task in made["tasks"]] == ["warm", "cold"]
     record = json.loads((run / "run.json").read_text())
-    kept = record["tasks"][1].pop("kept")
+    kept, _ = (record["tasks"][1].pop(part) for part in ("kept", "profiled"))
     assert record["tasks"][1] == {"name": "cold", "checkpoint": "cold", "profile": "profiles/cold.safetensors"}
     assert (kept["samples"], kept["classes"], kept["source"]) == (10, ["blue", "green"], "training")
     assert made["tasks"][1]["kept"]["path"] == kept["path"]
@@ -365,6 +365,21 @@ def test_a_profile_that_is_lost_is_made_again_by_the_command_that_the_error_name
     assert f"`tmx init {run} --data warm=DATA`" in refused.err
     assert tmx(*command).code == 0
     assert file.read_bytes() == before
+
+
+def test_a_profile_of_a_checkpoint_that_was_trained_again_is_refused_and_a_moved_one_is_not(tmx, tmp_path, run):
+    init, site = ("init", run, *data_of(tmp_path), "--device", "cpu"), tmp_path / "data/cold"
+    assert tmx(*init).code == 0
+    shutil.copytree(run, tmp_path / "copy", copy_function=shutil.copyfile).rename(tmp_path / "moved")
+    tiny.changed(tiny.build("vit"), 0.02, seed=3).save_pretrained(run / "warm")
+    for words in (("tailor", "-o", tmp_path / "out", "--inputs", site), ("compare", "--data", site), ("studio",)):
+        refused = tmx(words[0], run, *words[1:])
+        assert refused.code == 2
+        assert f"'warm' ({run}/profiles/warm.safetensors)" in refused.err
+        assert f"`tmx init {run} --data warm=DATA`" in refused.err
+    assert tmx("prefer", run, "--inputs", site).code == 2
+    assert tmx("prefer", tmp_path / "moved", "--inputs", site).code == 0
+    assert tmx(*init).code == tmx("prefer", run, "--inputs", site).code == 0
 
 
 def test_a_head_of_class_means_is_made_for_the_base(tmx, tmp_path, run):

@@ -22,7 +22,7 @@ def run(sequence):
         counts = [0] * 6
         counts[2 * t] = counts[2 * t + 1] = 50
         rows, labels = np.ones((1, 3), np.float32), np.array([2 * t])
-        profile = Profile(name, CLASSES, tuple(counts), 100, rows, f"encoder {t}", "base", rows, labels)
+        profile = Profile(name, 100, CLASSES, f"encoder {t}", "base", tuple(counts), rows, rows, labels)
         profile.save(folder / "profiles" / f"{name}.safetensors")
         tasks.append(
             {"name": name, "checkpoint": f"task{t + 1}.safetensors", "profile": f"profiles/{name}.safetensors"}
@@ -125,7 +125,7 @@ def test_a_profile_of_another_task_is_refused(tmx, run, tmp_path):
     (run / "run.json").write_text(json.dumps(record))
     result = tmx("prefer", run, "--labels", tmp_path / "labels.txt")
     assert result.code == 2
-    assert "is the profile of task 'cars', but run.json lists it under 'birds'" in result.err
+    assert "cars.safetensors is of task 'cars', expected 'birds'" in result.err
 
 
 # -- with encoders ---------------------------------------------------------------------------------------------------
@@ -177,6 +177,8 @@ def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, te
 
 def test_a_checkpoint_that_the_profile_does_not_know(tmx, image_run, pairs, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
+    record = (run / "run.json").read_text()
+    (run / "run.json").write_text(record.replace('"profiled"', '"unknown"'))
     for name, method, encoder in (("first", "ot", "encoder"), ("base", "auto", "base"), ("base", "probe", "base")):
         shutil.copy(run / "second" / "model.safetensors", run / name)
         result = tmx("prefer", run, "--inputs", pairs, "--method", method)

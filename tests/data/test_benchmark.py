@@ -9,8 +9,8 @@ import pytest
 from data.files import folder, written
 from models import tiny
 
-from tunable_magmax.data.benchmark import open_benchmark, read_section
-from tunable_magmax.data.data_sets import DATA_SETS, DataSet, Split
+from tunable_magmax.data.benchmark import open_benchmark
+from tunable_magmax.data.data_sets import DATA_SETS, DataSet, Split, read_section
 from tunable_magmax.data.samples import text_samples
 from tunable_magmax.errors import InputError
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tunable_magmax.data import images
 from tunable_magmax.data.images import map_in_threads, read_picture
-from tunable_magmax.data.memory import as_inputs
+from tunable_magmax.data.source import as_samples
 
 
 def encoded(image, kind="png", **more):
@@ -43,5 +43,5 @@ def test_pictures_are_turned_as_the_camera_says():
 def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
     Image.fromarray(np.array([[0, 0x4000], [0x8000, 0xFFFF]], np.uint16)).save(tmp_path / f"x.{kind}")
     with Image.open(tmp_path / f"x.{kind}") as in_memory:
-        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *as_inputs([in_memory]).load([0])):
+        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *as_samples([in_memory], "inputs").load([0])):
             assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunable_magmax.data.arrays import limited, shuffled, split_groups
-from tunable_magmax.data.benchmark import read_section
-from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
+from tunable_magmax.data.arrays import held_out, limited, shuffled
+from tunable_magmax.data.benchmark import equal_parts, named_groups, order_indices
+from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.errors import InputError
 
 ANIMALS = ("ant", "bee", "cat", "dog_fish")
@@ -96,7 +96,7 @@ def test_groups():
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=80), st.floats(0.01, 0.99), st.integers(0, 9))
 def test_splits_are_disjoint_and_complete(groups, share, seed):
-    train, test = split_groups(groups, share, seed)
+    train, test = held_out(range(len(groups)), groups, share, seed, least=1)
     assert sorted(train + test) == list(range(len(groups)))
     assert (train, test) == (sorted(train), sorted(test))
     for name in set(groups):

@@ -8,8 +8,8 @@ import torch
 from models import tiny
 from torch.utils.data import Dataset
 
-from tunable_magmax.data.memory import as_inputs, as_labelled, as_labels, class_names_of
 from tunable_magmax.data.samples import Unreadable
+from tunable_magmax.data.source import as_samples, class_names_of
 from tunable_magmax.errors import InputError
 
 TEXTS, LABELS = ["hello", "bye", "hi"], ["greet", "part", "greet"]
@@ -69,29 +69,29 @@ PAIRS = list(zip(TEXTS, LABELS, strict=True))
     ],
 )
 def test_labelled_samples_of_every_kind(make):
-    samples = as_labelled(make())
+    samples = as_samples(make())
     assert (samples.kind, samples.classes, samples.labels) == ("text", ("greet", "part"), (0, 1, 0))
     assert [*samples.load(range(3))] == TEXTS
-    assert samples.digest() == as_labelled(PAIRS).digest() != as_labelled(PAIRS[::-1]).digest()
+    assert samples.digest() == as_samples(PAIRS).digest() != as_samples(PAIRS[::-1]).digest()
 
 
 @pytest.mark.parametrize("make", [lambda: TEXTS, lambda: iter(TEXTS), lambda: frame()["text"], frame])
 def test_inputs_of_every_kind(make):
-    samples = as_inputs(make())
+    samples = as_samples(make(), "inputs")
     assert (samples.labels, [*samples.load([0, 2])]) == (None, ["hello", "hi"])
 
 
 def test_labels_are_names_or_numbers_of_any_library():
     for labels in ([3, 1, 3], np.array([3, 1, 3]), torch.tensor([3, 1, 3]), (np.int64(k) for k in (3, 1, 3))):
-        assert as_labels(labels).classes == ("1", "3")
-    assert as_labels(frame()["label"]).labels == (0, 1, 0)
+        assert as_samples(labels, "labels").classes == ("1", "3")
+    assert as_samples(frame()["label"], "labels").labels == (0, 1, 0)
 
 
 def test_labels_are_read_without_the_inputs():
     data = HuggingFace(rows(text=TEXTS, label=LABELS))
     plain = HuggingFace(data.rows)
     data.with_format = lambda kind: plain
-    samples = as_labelled(data)
+    samples = as_samples(data)
     assert set(plain.read) == {0}
     assert [*samples.load([2])] == ["hi"]
     assert set(plain.read) == {0, 2}
@@ -104,12 +104,12 @@ def test_pictures_arrays_and_files(tmp_path):
     (tmp_path / "b.png").write_bytes(b"?")
     pixels = np.asarray(picture)
     given = [picture, pixels, torch.tensor(pixels).permute(2, 0, 1), tmp_path / "a.png", tmp_path / "b.png"]
-    samples = as_inputs(given)
+    samples = as_samples(given, "inputs")
     *read, bad = samples.load(range(5))
     assert samples.kind == "image"
     assert {image.tobytes() for image in read} == {picture.tobytes()}
     assert isinstance(bad, Unreadable)
-    assert samples.digest() != as_inputs(given[:4]).digest()
+    assert samples.digest() != as_samples(given[:4], "inputs").digest()
 
 
 def test_what_a_processor_made_is_undone():
@@ -117,29 +117,29 @@ def test_what_a_processor_made_is_undone():
     processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4], rescale_factor=1 / 255)
     values = (np.asarray(picture) / 255 - processor.image_mean) / processor.image_std
     row = {"pixel_values": torch.tensor(values, dtype=torch.float32).permute(2, 0, 1), "labels": 1}
-    (again,) = as_labelled([row], {1: "red"}, processor).load([0])
+    (again,) = as_samples([row], "labelled", {1: "red"}, processor).load([0])
     assert again.tobytes() == picture.tobytes()
     with pytest.raises(InputError, match="float32"):
-        as_labelled([row], {})
+        as_samples([row])
     tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
     tokens = Rows([{"input_ids": [4, 5], "label": 0}])
-    assert [*as_labelled(tokens, {}, tokenizer).load([0])] == ["4 5"]
+    assert [*as_samples(tokens, processor=tokenizer).load([0])] == ["4 5"]
     with pytest.raises(InputError, match="'input_ids'"):
-        as_labelled(tokens)
+        as_samples(tokens)
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "found"),
+    ("role", "value", "found"),
     [
-        (as_inputs, [3], "input 1 is a int"),
-        (as_inputs, [np.zeros((4, 4, 7), np.uint8)], r"\[4, 4, 7\]"),
-        (as_inputs, [{"phrase": "hello"}], "'phrase'"),
-        (as_labelled, [("a", "b", "c")], "sample 1 is a tuple"),
-        (as_labelled, [{"text": "hello"}], "'text'"),
-        (as_labelled, [("hello", True)], "label 1 is True"),
-        (as_labelled, [("hello", "a"), ("bye", -100)], "label 2 is -100"),
+        ("inputs", [3], "input 1 is a int"),
+        ("inputs", [np.zeros((4, 4, 7), np.uint8)], r"\[4, 4, 7\]"),
+        ("inputs", [{"phrase": "hello"}], "'phrase'"),
+        ("labelled", [("a", "b", "c")], "sample 1 is a tuple"),
+        ("labelled", [{"text": "hello"}], "'text'"),
+        ("labelled", [("hello", True)], "label 1 is True"),
+        ("labelled", [("hello", "a"), ("bye", -100)], "label 2 is -100"),
     ],
 )
-def test_what_is_no_sample(function, value, found):
+def test_what_is_no_sample(role, value, found):
     with pytest.raises(InputError, match=found):
-        function(value)
+        as_samples(value, role)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from experiments.miniature import ROWS, written
 
-from tunable_magmax.data.orders import FILE
+from tunable_magmax.data.benchmark import FILE
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import find_experiment, read_experiment
 from tunable_magmax.experiments.records import append_records, read_records

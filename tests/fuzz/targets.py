@@ -85,7 +85,7 @@ def prepare(folder: Path) -> None:
         for t in (1, 2)
     ]
     classifier = {"head": "head.safetensors"}
-    run = {"version": 1, "base": "base.safetensors", "tasks": entries, "classifier": classifier, "planned_tasks": 2}
+    run = {"version": 1, "base": "base.safetensors", "tasks": entries, "classifier": classifier}
     (folder / "run.json").write_text(json.dumps(run | {"benchmark": {"data": "here"}}))
     merge_checkpoints(
         folder / "base.safetensors", [folder / f"task{t}.safetensors" for t in (1, 2)], folder / "merged.safetensors"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from runs.keeping import keep_samples
 
 from tunable_magmax.data.images import open_image_folder
-from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples, Unreadable
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs import kept
 from tunable_magmax.runs.kept import open_kept
@@ -163,20 +163,11 @@ def test_duplicates_and_unreadable_pictures_are_replaced(tmp_path):
     assert files(run) == before
 
 
-def test_no_more_bytes_than_stated(tmp_path, monkeypatch):
-    whole = new_run(tmp_path / "whole", "one", "two")
-    full = keep_samples(whole, 0, pictures(40), per_class=10, source="training")
-    monkeypatch.setattr(kept, "KEPT_BYTES", full.bytes)
-    run = new_run(tmp_path / "run", "one", "two")
-    for t in range(2):
-        entry = keep_samples(run, t, pictures(40, seed=t), per_class=10, source="training")
-        counts = np.bincount(open_kept(run, t).labels)
-        assert 3 <= counts.min() == counts.max() == entry.per_class < entry.asked == 10
-    stored = sum(len(content) for name, content in files(run).items() if name != "run.json")
-    assert full.bytes / 2 < stored == sum(entry.bytes for entry in run.kept) <= full.bytes
-    monkeypatch.setattr(kept, "KEPT_BYTES", 100)
-    with pytest.warns(UserWarning, match="no sample"):
-        assert keep_samples(run, 0, pictures(40), source="training") is None
+def test_no_more_samples_than_stated(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 7)
+    run = new_run(tmp_path / "run")
+    entry = keep_samples(run, 0, pictures(40), per_class=10, source="training")
+    assert np.bincount(open_kept(run, 0).labels).tolist() == [3, 3] == [entry.per_class] * 2
 
 
 def refused(run: Run, task: int = 0) -> str:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.runs.recipe import read_recipe
 
 GOOD = {"base_model": "base", "models": [{"model": "one"}, {"model": "two"}]}
@@ -92,9 +93,8 @@ def test_linear_is_a_mean_of_whole_models(tmp_path, base):
     models = [{"model": name, "parameters": {"weight": weight}} for name, weight in (("one", 1), ("two", 2))]
     recipe = read(tmp_path, {"merge_method": "linear", "models": models} | ({"base_model": base} if base else {}))
     assert recipe.base == tmp_path / (base or "one")
-    listed = {"one": "1/3", "two": "2/3"} if base == "other" else {"two": "2/3"}
-    assert recipe.tasks == tuple(tmp_path / name for name in listed)
-    assert recipe.options == {"method": "task_arithmetic", "scale": 1, "weights": list(listed.values())}
+    assert recipe.tasks == (tmp_path / "one", tmp_path / "two")
+    assert recipe.options == {"method": "average", "scale": 1, "weights": [1, 2]}
 
 
 @pytest.mark.parametrize("listed", ["base", "./base", "x/../base"])
@@ -119,7 +119,7 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"parameters": {"normalize": False}}, "normalize is False"),
         ({"models": [{"model": "one", "merge_method": "ties"}]}, "'merge_method'"),
         ({"merge_method": "linear", "parameters": {"lambda": 2}}, "linear has no scale"),
-        ({"merge_method": "linear", "parameters": {"normalize": False}}, "sum to 2"),
+        ({"merge_method": "linear", "parameters": {"normalize": False}}, "sum to 1"),
         ({"base_model": None}, "'base_model'"),
         ({"models": []}, "models is []"),
         ({"models": "one"}, "models is 'one'"),
@@ -136,35 +136,14 @@ def test_refused_with_the_reason(tmp_path, changes, words):
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path):
     models = [{"modle": "one"}, {"model": "two", "parameters": {"weight": "x"}}]
-    parameters = {"lambda": "big", "seed": 1.5, "scope": "all", "density": 7, "scop": "model"}
-    said = refused(tmp_path, {"models": models, "merge_method": "tie", "dtype": "int3", "parameters": parameters})
-    words = (
-        "modle",
-        "weight is 'x'",
-        "base_model",
-        "'tie'",
-        "'int3'",
-        "'big'",
-        "1.5",
-        "'all'",
-        "density is 7",
-        "scop'",
-    )
+    said = refused(tmp_path, {"models": models, "parameters": {"scop": "model", "rescale": True, "weight": [1]}})
+    words = ("modle", "weight is 'x'", "base_model", "scop'", "'rescale'", "weight is [1]")
     assert [word for word in words if word not in said] == []
-
-
-@pytest.mark.parametrize(
-    ("method", "closest"),
-    [
-        ("slerp", "average"),
-        ("dare_linear", "task_arithmetic"),
-        ("dare_ties", "ties"),
-        ("model_stock", "average"),
-        ("breadcrumbs", "task_arithmetic"),
-    ],
-)
-def test_methods_of_mergekit_alone_name_the_closest_here(tmp_path, method, closest):
-    assert f"{method!r} is not here; the closest is {closest}" in refused(tmp_path, {**GOOD, "merge_method": method})
+    parameters = {"lambda": "big", "seed": 1.5, "scope": "all", "density": 7}
+    options = read(tmp_path, {**GOOD, "dtype": "int3", "parameters": parameters}).options
+    with pytest.raises(InputError) as error:
+        read_options(2, **options)
+    assert [word for word in ("'int3'", "'big'", "1.5", "'all'", "density is 7") if word not in str(error.value)] == []
 
 
 @pytest.mark.parametrize("key", ["weight", "density"])

@@ -25,7 +25,7 @@ def write(folder, record):
 def profile(task, classes):
     counts = tuple(3 for _ in classes)
     rows = np.ones((2, 4), np.float32)
-    return Profile(task, tuple(classes), counts, 6, rows, "sha256:x", "sha256:b", rows, np.array([0, 1]))
+    return Profile(task, 6, tuple(classes), "sha256:x", "sha256:b", counts, rows, rows, np.array([0, 1]))
 
 
 def test_profiles_and_a_head_are_registered(tmp_path):

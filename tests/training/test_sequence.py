@@ -61,7 +61,8 @@ def test_a_run_is_complete(made):
     assert [(one["steps"], one["samples"]) for one in trained] == [(8, 14), (8, 14)]
     assert all(one["loss"] > 0 and one["seconds"] > 0 for one in trained)
     kept = [entry.pop("kept") for entry in record["tasks"]]
-    assert [(one["source"], one["samples"], one["asked"]) for one in kept] == [("training", 14, 20)] * 2
+    assert [(one["source"], one["samples"], one["per_class"]) for one in kept] == [("training", 14, 20)] * 2
+    assert all(len(entry.pop("profiled")) == 64 for entry in record["tasks"])
     assert record["tasks"] == [
         {"name": name, "checkpoint": name, "profile": f"profiles/{name}.safetensors", "classes": classes}
         for name, classes in (("task-01", ["card", "hello"]), ("task-02", ["pay", "bill"]))

@@ -12,7 +12,7 @@ from runs.keeping import keep_samples
 from scipy.stats import binomtest
 
 from tunable_magmax import Preference
-from tunable_magmax.data.memory import memory_samples
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation import bench as benches
 from tunable_magmax.evaluation.bench import Bench

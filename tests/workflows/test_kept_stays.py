@@ -7,7 +7,7 @@ import pytest
 from labelled_run import TASKS, build
 from runs.keeping import keep_samples
 
-from tunable_magmax.data.memory import memory_samples
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.runs.run import Run
 
 SECRET = "unmistakable"

@@ -384,6 +384,7 @@ def test_adapters_are_scored_on_their_base(kept_run, site, tmp_path):
         shutil.rmtree(run.path / task)
         factors = adapters.factors(*base[name].shape, 2, 1)
         adapters.save_adapter(run.path / task, {name.removesuffix(".weight"): factors})
+        Run.open(run.path).register(task, profile=f"profiles/{task}.safetensors")
     found = made(run, SiteSources(labels=site[1].labelled), tmp_path / "out", head="fitted")
     assert found.record.head.kind == "fitted"
     assert set(found.record.expected) == {"tailored", "base", "last"}

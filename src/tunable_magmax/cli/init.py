@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tunable_magmax.cli.app import parsed
 from tunable_magmax.cli.terminal import note, show_result, table, working
 from tunable_magmax.errors import plural
-from tunable_magmax.files import show_size
 from tunable_magmax.workflows.options import InitOptions
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ def _kept(made: InitResult) -> Iterator[str]:
     kept = [entry for name in made.inputs.data if (entry := made.task(name)[1]) is not None]
     if not kept:
         return
-    samples = f"{plural(sum(entry.samples for entry in kept), 'sample')}, {show_size(sum(e.bytes for e in kept))}"
-    least, asked = min(entry.per_class for entry in kept), max(entry.asked for entry in kept)
-    each = f"at most {least} of each class" + f" (no room for {asked})" * (least < asked)
+    samples = plural(sum(entry.samples for entry in kept), "sample")
+    each = f"at most {max(entry.per_class for entry in kept)} of each class"
     yield f"kept {samples}, {each}, in {made.inputs.path / 'kept'}: they stay in the run; --keep 0 keeps none"

@@ -35,4 +35,4 @@ def studio(run_dir: Path, /, *, options: StudioOptions = parsed(StudioOptions)) 
             show(f"{address}\n")
         note(f"models go to {folder}; Ctrl-C ends the studio")
 
-    serve(Studio(Run.open(run_dir), folder, options), options.port, not options.no_browser, announce)
+    serve(Studio(Run.current(run_dir), folder, options), options.port, not options.no_browser, announce)

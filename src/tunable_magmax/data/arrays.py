@@ -98,40 +98,30 @@ def shuffled(count: int, seed: int) -> list[int]:
     return drawn(range(count), seed, ORDER_STREAM)
 
 
-def split_groups(groups: Sequence[Hashable], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Returns positions for training and for testing, ascending: `share` of each group, such as a class.
-
-    A group of two or more has samples on both sides.
-
-    >>> split_groups(["a", "a", "b", "b", "b"], 0.2, seed=0)[1]
-    [0, 4]
-    """
-    return _divided(drawn(range(len(groups)), seed, SPLIT_STREAM), groups, share, least=1)
-
-
 def held_out(
-    positions: Sequence[int], groups: Sequence[Hashable], share: float, seed: int
+    positions: Sequence[int],
+    groups: Sequence[Hashable],
+    share: float,
+    seed: int,
+    stream: int = HELD_STREAM,
+    least: int = 0,
 ) -> tuple[list[int], list[int]]:
-    """Returns positions that stay and those held out, ascending: `share` of each group, which keeps at least one.
+    """Returns positions that stay and those held out, ascending: `share` of each group (at least `least`), such as a
+    class, which keeps at least one; `groups` holds the group of each position.
 
     >>> held_out([0, 1, 2, 4], ["a", "a", "a", "a", "b"], 0.3, seed=0)
     ([0, 1, 4], [2])
     """
-    return _divided(drawn(positions, seed, HELD_STREAM), groups, share, least=0)
+    taken: set[int] = set()
+    for members in _members(drawn(positions, seed, stream), groups):
+        taken.update(members[: min(max(least, round(len(members) * share)), len(members) - 1)])
+    return sorted(set(positions) - taken), sorted(taken)
 
 
 def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, seed: int) -> list[int]:
     """Draws at most `most` positions of each group; `groups` holds the group of each position. Ascending."""
     order = drawn(positions, seed, LIMIT_STREAM)
     return sorted(p for members in _members(order, groups) for p in members[:most])
-
-
-def _divided(order: Sequence[int], groups: Sequence[Hashable], share: float, least: int) -> tuple[list[int], list[int]]:
-    """Returns the positions that stay, and the first `share` of each group (at least `least`), which do not."""
-    taken: set[int] = set()
-    for members in _members(order, groups):
-        taken.update(members[: min(max(least, round(len(members) * share)), len(members) - 1)])
-    return sorted(set(order) - taken), sorted(taken)
 
 
 def _members(order: Sequence[int], groups: Sequence[Hashable]) -> list[list[int]]:

@@ -1,49 +1,21 @@
-"""The section `benchmark` of run.yaml, and the tasks that it describes."""
+"""A benchmark: the samples of a data set, whose classes are ordered and divided among tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.config import gather, refuse
-from tunable_magmax.data.arrays import held_out
-from tunable_magmax.data.data_sets import DATA_SETS, DataSet
-from tunable_magmax.data.orders import equal_parts, named_groups, order_indices
+from tunable_magmax.data.arrays import held_out, shuffled
+from tunable_magmax.data.data_sets import DataSet, FileOrder, Item, OrderSection, SeedOrder
 from tunable_magmax.data.samples import Kind, Samples, places_of
-from tunable_magmax.errors import InputError, closest, some_of
-
-
-def read_section(section: Any, root: Path) -> DataSet:
-    """Reads the section as run.yaml holds it. Relative paths count from `root`; all problems are in one error.
-
-    >>> data_set = read_section({"name": "cifar100", "data": "cifar", "tasks": 20}, Path("/data"))
-    >>> data_set.record()["data"], data_set.record()["order"]
-    ('/data/cifar', 'natural')
-    """
-    problems: list[str] = []
-    data_set = gather_section(section, root, problems)
-    refuse(problems, "benchmark")
-    assert data_set is not None
-    return data_set
-
-
-def gather_section(section: Any, root: Path, problems: list[str], inside: str = "") -> DataSet | None:
-    """Like `read_section`, but adds the problems to a list. `inside`: the keys that lead to the section."""
-    name = section.get("name") if isinstance(section, Mapping) else None
-    if not isinstance(name, str) or name not in DATA_SETS:
-        hint = closest(str(name), list(DATA_SETS))
-        key = f"{inside}.name" if inside else "name"
-        problems.append(f"{key} is {name!r}: must be one of {', '.join(DATA_SETS)}{hint}")
-        return None
-    data_set = gather(DATA_SETS[name], section, problems, inside)
-    return None if data_set is None else data_set.rooted(root)
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import read_json
 
 
 @dataclass(frozen=True)
@@ -81,7 +53,7 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     """Reads the data, orders the classes, and divides them among tasks.
 
     >>> import tempfile
-    >>> from pathlib import Path
+    >>> from tunable_magmax.data.data_sets import read_section
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = [f"text {k},{label}" for label in "abcde" for k in range(5)]
     ...     _ = Path(folder, "all.csv").write_text("\\n".join(["text,label", *rows]))
@@ -161,3 +133,78 @@ def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> No
             f"{test.origin}: no test sample for {some_of(untested, show=repr)} of the {len(tasks)} tasks; "
             "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
         )
+
+
+# -- orders and parts of classes ---------------------------------------------------------------------------------------
+
+FILE = "a JSON file with lists of all class names or indices in their order, by name for each benchmark"
+"""What a file of class orders is; docs/training.md describes it in full."""
+
+
+def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -> list[int]:
+    """Returns an order as indices into `names`, each exactly once.
+
+    >>> order_indices(("dog", 0), ("cat", "dog"), "images")
+    [1, 0]
+    """
+    if isinstance(order, SeedOrder):
+        return shuffled(len(names), order.seed)
+    if isinstance(order, str):
+        return list(range(len(names)))
+    items, origin = (_from_file(order, benchmark), order.file) if isinstance(order, FileOrder) else (order, "order")
+    indices = class_indices(items, names, origin)
+    missing = [name for k, name in enumerate(names) if k not in set(indices)]
+    if missing:
+        raise InputError(
+            f"{origin}: {some_of(missing, show=repr)} missing in the order of the {len(names)} classes; name each once"
+        )
+    return indices
+
+
+def class_indices(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
+    """Returns class names or indices as indices; each must be known, and may be named once."""
+    named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else item for item in items]
+    indices = places_of(named, names, f"{origin}: of {len(names)} classes, which count from 0, none is")
+    twice = [names[index] for index, count in Counter(indices).items() if count > 1]
+    if twice:
+        raise InputError(f"{origin}: {some_of(twice, show=repr)} named twice")
+    return indices
+
+
+def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
+    """Cuts an order into parts whose sizes differ by at most one, the larger first.
+
+    >>> equal_parts([4, 2, 0, 1, 3], 2)
+    [(4, 2, 0), (1, 3)]
+    """
+    if tasks > len(order):
+        raise InputError(
+            f"tasks is {tasks}, but there are only {len(order)} classes, and every task needs one: give at most "
+            f"{len(order)} tasks"
+        )
+    size, larger = divmod(len(order), tasks)
+    cuts = [t * size + min(t, larger) for t in range(tasks + 1)]
+    return [tuple(order[start:end]) for start, end in pairwise(cuts)]
+
+
+def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Returns groups of class names as groups of indices. Classes must be known, and in one group at most."""
+    indices = iter(class_indices([item for items in groups.values() for item in items], names, "tasks"))
+    return {group: tuple(next(indices) for _ in items) for group, items in groups.items()}
+
+
+def _from_file(order: FileOrder, benchmark: str) -> list[Item]:
+    """Reads the items of an order in a JSON file {benchmark: {name: list}}.
+
+    "BENCHMARK_classes" may list the names that indices count in.
+    """
+    content = read_json(Path(order.file))
+    key = benchmark if benchmark in content else benchmark.replace("-", "_")
+    orders, classes = content.get(key), content.get(f"{key}_classes")
+    items = orders.get(order.name) if isinstance(orders, dict) else None
+    if not isinstance(items, list) or not all(type(item) in (str, int) for item in items):
+        known = f"{key} has {some_of(orders)}" if isinstance(orders, dict) else f"it has {some_of(content)}"
+        raise InputError(f"{order.file}: no order {order.name!r} of {benchmark}, but {known}; it must be {FILE}")
+    if isinstance(classes, list):
+        items = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in items]
+    return list(items)

@@ -5,33 +5,24 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 
-SIDE = 32
 ARCHIVE = "cifar-100-python.tar.gz"
 FILES = ("train", "test", "meta")
-# The largest file of CIFAR-100 has 155 MB; a small archive may unpack to anything.
-MEMBER_BYTES = 1 << 30
-PICKLED_ARRAYS = frozenset(
-    {
-        "numpy.core.multiarray._reconstruct",
-        "numpy._core.multiarray._reconstruct",  # from version 2.0 on
-        "numpy.ndarray",
-        "numpy.dtype",
-    }
-)
-INSTEAD = "download it again, or use the parquet files"
+SHAPE = (3, 32, 32)
+LARGEST_FILE = 1 << 30
+"""Bytes; the largest of CIFAR-100 has 155 MB. A small archive may unpack to anything."""
+ARRAYS = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"}
+"""The names by which versions of NumPy pickle arrays."""
 
 
 def find_archive(path: Path) -> Path | None:
@@ -42,36 +33,29 @@ def find_archive(path: Path) -> Path | None:
 
 def open_archive(path: Path) -> tuple[Samples, Samples]:
     """Opens the training and the test samples of the archive. Labels are the fine ones."""
-    members: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     try:
         with tarfile.open(path) as packed:
             for member in packed:
-                name = member.name.rsplit("/", 1)[-1]
-                opened = packed.extractfile(member) if name in FILES else None
-                if opened is None:
-                    continue
-                if member.size > MEMBER_BYTES:
-                    raise InputError(
-                        f"{path}: {member.name} unpacks to {show_size(member.size)}, more than any file of CIFAR-100 "
-                        f"has (at most {show_size(MEMBER_BYTES)} are read); {INSTEAD}"
-                    )
-                members[name] = read_cifar_pickle(opened.read(), f"{path}/{name}")
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise InputError(f"{path}: not a readable archive ({str(error).split(':')[0]}); {INSTEAD}") from None
-    classes = members.get("meta", {}).get("fine_label_names")
-    if len(members) < len(FILES) or not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+                name = Path(member.name).name
+                if name in FILES and (file := packed.extractfile(member)) is not None:
+                    if member.size > LARGEST_FILE:
+                        raise ValueError(f"{name} has {show_size(member.size)}, more than any file of CIFAR-100")
+                    found[name] = _unpickled(name, file.read())
+        classes = tuple(map(str, found["meta"]["fine_label_names"]))
+        train, test = (_samples(f"{path}/{name}", found[name], classes) for name in ("train", "test"))
+        return train, test
+    except Exception as error:  # a damaged archive or pickle can fail in any way
         raise InputError(
-            f"{path}: expected the files {', '.join(FILES)}, with a list of names under 'fine_label_names'; {INSTEAD}"
-        )
-    train, test = (_samples(f"{path}/{name}", members[name], tuple(classes)) for name in ("train", "test"))
-    return train, test
+            f"{path}: not a readable archive of CIFAR-100 ({error!r}); download it again, or use the parquet files"
+        ) from None
 
 
-def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
+def _unpickled(name: str, content: bytes) -> dict[str, Any]:
     """Reads the dict that a file of the archive holds, with the raw bytes of each array.
 
-    The names by which NumPy's arrays are pickled stand for a class that only records what it is given. A pickle that
-    names anything else is refused, so that it can neither call nor change any code.
+    NumPy's names stand for a class that only records what it is given. A pickle that names anything else is refused, so
+    that it can neither call nor change any code.
     """
 
     class Recorded:  # made anew for each file, so that a pickle that changes it changes nothing else
@@ -84,35 +68,26 @@ def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
             self.state = state
 
     class Reader(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if f"{module}.{name}" in PICKLED_ARRAYS:
+        def find_class(self, module: str, own: str) -> Any:
+            if f"{module}.{own}" in ARRAYS:
                 return Recorded
-            raise ValueError(f"refused, a pickle of more than lists and NumPy arrays ({module}.{name})")
+            raise ValueError(f"{name} is refused, a pickle of more than lists and NumPy arrays ({module}.{own})")
 
-    try:
-        values = dict(Reader(io.BytesIO(content), encoding="latin1").load())
-        return {key: _bytes(value.state) if isinstance(value, Recorded) else value for key, value in values.items()}
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise InputError(f"{origin}: not a readable pickle of CIFAR-100 ({error}); {INSTEAD}") from None
+    def raw(value: Any) -> Any:
+        if not isinstance(value, Recorded):
+            return value
+        *_, by_columns, data = value.state
+        if by_columns or type(data) not in (bytes, str):
+            raise ValueError(f"{name} has an array that is not of bytes by rows")
+        return np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
 
-
-def _bytes(state: tuple[Any, ...]) -> NDArray[np.uint8]:
-    """Returns the bytes of an array: the last of a version, the shape, type, whether by columns, and the bytes."""
-    by_columns, data = state[-2:]
-    if by_columns or type(data) not in (bytes, str):
-        raise ValueError("an array that is not of bytes by rows")
-    return np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
+    return {key: raw(value) for key, value in Reader(io.BytesIO(content), encoding="latin1").load().items()}
 
 
 def _samples(origin: str, values: dict[str, Any], classes: tuple[str, ...]) -> Samples:
     """Makes samples of labels and raw pixels, one colour of an image after the other."""
-    labels, data = values.get("fine_labels"), values.get("data")
-    valid = isinstance(labels, list) and all(type(label) is int and 0 <= label < len(classes) for label in labels)
-    if not labels or not valid or not isinstance(data, np.ndarray) or data.size != len(labels) * 3 * SIDE * SIDE:
-        raise InputError(
-            f"{origin}: expected 'fine_labels', numbers of the {len(classes)} class names, and 'data', "
-            f"{3 * SIDE * SIDE} bytes for each; {INSTEAD}"
-        )
-    pixels: Any = data.reshape(len(labels), 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    labels, pixels = values["fine_labels"], values["data"].reshape(-1, *SHAPE).transpose(0, 2, 3, 1)
+    if len(pixels) != len(labels) or not all(type(label) is int and 0 <= label < len(classes) for label in labels):
+        raise ValueError(f"{origin} has {len(labels)} labels, of {len(classes)} classes, for {len(pixels)} pictures")
     samples = memory_samples(pixels, "image")
     return replace(samples, origin=origin, classes=classes, labels=tuple(labels))

@@ -12,18 +12,46 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text
-from tunable_magmax.data.arrays import split_groups
+from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, gather, refuse
+from tunable_magmax.data.arrays import SPLIT_STREAM, held_out
 from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
-from tunable_magmax.data.orders import Item, OrderSection, rooted
 from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
 from tunable_magmax.data.source import TEST_NAMES, TRAIN, find_splits, open_samples
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, closest, some_of
+
+Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
+
+
+@dataclass(frozen=True)
+class SeedOrder:
+    """An order drawn by a seed."""
+
+    __pydantic_config__ = STRICT
+    seed: Seed
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """The order `name` of a JSON file."""
+
+    __pydantic_config__ = STRICT
+    file: Text
+    name: Text
+
+
+OrderSection: TypeAlias = Annotated[
+    Literal["natural"] | SeedOrder | FileOrder | tuple[Item, ...],
+    Field(
+        description="natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices "
+        "(quote names like yes and no)"
+    ),
+]
+"""`order` in a benchmark section."""
 
 Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
 Tasks = Annotated[
@@ -69,10 +97,12 @@ class DataSet(ABC):
 
     def rooted(self, root: Path) -> Self:
         """Returns the same section, whose relative paths count from `root`."""
-        return replace(self, order=rooted(self.order, root))
+        if not isinstance(self.order, FileOrder):
+            return self
+        return replace(self, order=replace(self.order, file=str(root / Path(self.order.file).expanduser())))
 
     def record(self) -> dict[str, Any]:
-        """Returns all keys in effect, as JSON can hold them; `benchmark.read_section` takes them back."""
+        """Returns all keys in effect, as JSON can hold them; `read_section` takes them back."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 
@@ -103,7 +133,8 @@ class FileDataSet(DataSet):
         if found is not None:
             return Split(self.read(TRAIN), self.read(found))
         samples = self.read(None)
-        train, test = split_groups(samples.require_labels(), self.test_share, self.split_seed)
+        labels, seed = samples.require_labels(), self.split_seed
+        train, test = held_out(range(len(labels)), labels, self.test_share, seed, SPLIT_STREAM, least=1)
         return Split(samples.subset(train), samples.subset(test), tuple(test))
 
 
@@ -205,6 +236,32 @@ DATA_SETS: dict[str, type[DataSet]] = {
     "texts": Texts,
     "glyphs": Glyphs,
 }
+
+
+def read_section(section: Any, root: Path) -> DataSet:
+    """Reads the section as run.yaml holds it. Relative paths count from `root`; all problems are in one error.
+
+    >>> data_set = read_section({"name": "cifar100", "data": "cifar", "tasks": 20}, Path("/data"))
+    >>> data_set.record()["data"], data_set.record()["order"]
+    ('/data/cifar', 'natural')
+    """
+    problems: list[str] = []
+    data_set = gather_section(section, root, problems)
+    refuse(problems, "benchmark")
+    assert data_set is not None
+    return data_set
+
+
+def gather_section(section: Any, root: Path, problems: list[str], inside: str = "") -> DataSet | None:
+    """Like `read_section`, but adds the problems to a list. `inside`: the keys that lead to the section."""
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if not isinstance(name, str) or name not in DATA_SETS:
+        hint = closest(str(name), list(DATA_SETS))
+        key = f"{inside}.name" if inside else "name"
+        problems.append(f"{key} is {name!r}: must be one of {', '.join(DATA_SETS)}{hint}")
+        return None
+    data_set = gather(DATA_SETS[name], section, problems, inside)
+    return None if data_set is None else data_set.rooted(root)
 
 
 def imported(reference: str) -> Callable[..., Any]:

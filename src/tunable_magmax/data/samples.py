@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.errors import InputError, closest, shortened, some_of
@@ -110,6 +112,24 @@ class Samples:
                 where, inputs = [], []
         if inputs:
             yield where, inputs
+
+
+def joined(parts: Sequence[Samples], origin: str) -> Samples:
+    """Returns the samples of several data sets of one kind, one after the other; they have labels if all parts have."""
+    ends = list(accumulate(map(len, parts)))
+
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        for k, group in groupby(positions, key=lambda position: bisect_right(ends, position)):
+            start = ends[k] - len(parts[k])
+            yield from parts[k].load([position - start for position in group])
+
+    whole = replace(parts[0], origin=origin, size=ends[-1], load=load, classes=(), labels=None)
+    if any(part.labels is None for part in parts):
+        return whole
+    if len({part.classes for part in parts}) > 1:
+        return whole.labelled([name for part in parts for name in part.label_names()])
+    labels = tuple(label for part in parts for label in part.require_labels())
+    return replace(whole, classes=parts[0].classes, labels=labels)
 
 
 def quoted(columns: Sequence[str]) -> str:

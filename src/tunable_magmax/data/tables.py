@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ LINES = "lines"
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content", LINES)
 IMAGE_COLUMNS = ("image", "img", "picture", "pixel_values")
 LABEL_COLUMNS = ("label", "labels", "label_ids", "class", "intent", "category", "target", "fine_label", "label_text")
-Load = Callable[[Sequence[int]], Iterator[Any]]
 
 
 def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
@@ -44,17 +42,17 @@ def find_column(columns: Iterable[str], usual: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of one or several files.
+    """The columns of a file.
 
-    `columns`: those without pictures, which `cells` reads; `pictures`: loads the pictures of a column by their
-    positions; `names`: the class names behind a column's numbers.
+    `columns`: those without pictures, which `cells` reads; `pictures` loads pictures by their positions, where there
+    are any; `names`: the class names behind a column's numbers.
     """
 
     origin: str
     size: int
     columns: tuple[str, ...]
     cells: Callable[[str], list[Any]]
-    pictures: Mapping[str, Load] = field(default_factory=dict)
+    pictures: Callable[[Sequence[int]], Iterator[Any]] | None = None
     names: Mapping[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -62,31 +60,35 @@ class Table:
         """Makes a table of whole columns."""
         return cls(origin, max(map(len, columns.values()), default=0), tuple(columns), columns.__getitem__)
 
-    def samples(self, text_column: str | None, label_column: str | None) -> Samples:
-        """Returns the inputs, with labels if there is a column of them."""
-        column: str | None = None
-        if self.pictures and text_column is None:
-            samples = Samples(self.origin, "image", self.size, next(iter(self.pictures.values())))
+    def samples(self, text_column: str | None, label_column: str | None, labels_alone: bool = False) -> Samples:
+        """Returns the inputs, with labels if there is a column of them.
+
+        With `labels_alone` no inputs are needed, and an only column holds the labels unless it is one of texts.
+        """
+        others = self.columns
+        if labels_alone:
+            samples = text_samples(self.origin, [""] * self.size)
+        elif self.pictures and text_column is None:
+            samples = Samples(self.origin, "image", self.size, self.pictures)
         else:
-            column = self._find(self.columns, "--text-column", text_column, TEXT_COLUMNS)
+            column = self._find(others, "--text-column", text_column, TEXT_COLUMNS)
             if column is None:
                 raise InputError(
                     f"{self.origin}: no column of texts among {quoted(self.columns)}: call it 'text' in the first "
                     "line, or name it with --text-column (in run.yaml: text_column)"
                 )
             samples = text_samples(self.origin, self._strings(column))
-        others = [name for name in self.columns if name != column]
+            others = tuple(name for name in others if name != column)
         label = self._find(others, "--label-column", label_column, LABEL_COLUMNS)
-        return replace(samples, columns=self.columns) if label is None else self._labelled(samples, label)
-
-    def labels(self, label_column: str | None) -> list[str]:
-        """Returns the labels: those of the label column, or of the only column unless it is one of texts."""
-        column = self._find(self.columns, "--label-column", label_column, LABEL_COLUMNS)
-        if column is None and not self.pictures and len(self.columns) == 1:
-            (only,) = self.columns
-            column = None if find_column([only], TEXT_COLUMNS) and only != LINES else only
-        samples = replace(text_samples(self.origin, [""] * self.size), columns=self.columns)
-        return (samples if column is None else self._labelled(samples, column)).label_names()
+        if label is None and labels_alone and not self.pictures and len(others) == 1:
+            label = None if find_column(others, TEXT_COLUMNS[:-1]) else others[0]
+        samples = replace(samples, columns=self.columns) if label is None else self._labelled(samples, label)
+        if self.columns == (label,) and label in samples.classes:
+            raise InputError(
+                f"{self.origin}: its first line is {label!r}, which is a label as well; the first line of a table "
+                "names its columns: put 'label' above it"
+            )
+        return samples
 
     def _find(self, among: Sequence[str], option: str, asked: str | None, usual: Sequence[str]) -> str | None:
         """Returns the column that was asked for, which must be there, or else one with a usual name."""
@@ -123,11 +125,11 @@ class Table:
         return replace(samples, classes=tuple(names), labels=tuple(values))
 
 
-def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> Table:
-    """Reads a table; several parquet files are one table. `split`: of a JSON file with splits."""
-    path, suffix = files[0], files[0].suffix.lower()
+def read_table(path: Path, origin: str, split: str | None = None) -> Table:
+    """Reads a table. `split`: of a JSON file with splits."""
+    suffix = path.suffix.lower()
     if suffix == ".parquet":
-        table = _parquet(files, origin)
+        table = _parquet(path, origin)
     elif suffix in DELIMITERS:
         table = Table.in_memory(origin, _delimited(path, DELIMITERS[suffix]))
     elif suffix == ".json":
@@ -240,63 +242,41 @@ def json_splits(path: Path) -> list[str]:
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
 _PICTURES = r"(large_)?binary|struct<bytes: binary.*"
-KEPT_BYTES = 1 << 30
-"""Pictures of at most so many bytes are read once and kept: 20 tasks ask 20 times for parts of them."""
 
 
-def _parquet(files: Sequence[Path], origin: str) -> Table:
-    """Opens parquet files, which must have the same columns."""
-    parquet, opened = required("pyarrow.parquet"), []
-    for file in files:
-        with _damage(file):
-            opened.append(parquet.ParquetFile(file))
-        if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
-            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(opened[-1].schema_arrow.names)}")
-    schema = opened[0].schema_arrow
+def _parquet(path: Path, origin: str) -> Table:
+    """Opens a parquet file; pictures are read a row group at a time, other columns whole."""
+    parquet = required("pyarrow.parquet")
+    with _damage(path):
+        file = parquet.ParquetFile(path)
+    schema = file.schema_arrow
     pictures = [name for name in schema.names if re.fullmatch(_PICTURES, str(schema.field(name).type))]
+    groups = [file.metadata.row_group(g) for g in range(file.num_row_groups)]
+    starts = list(accumulate((group.num_rows for group in groups), initial=0))
+    threads = threads_for(sum(group.total_byte_size for group in groups) / max(1, starts[-1]))
 
     def cells(column: str) -> list[Any]:
-        with _damage(origin):
-            return list(chain.from_iterable(file.read(columns=[column]).column(column).to_pylist() for file in opened))
-
-    return Table(
-        origin,
-        sum(file.metadata.num_rows for file in opened),
-        tuple(name for name in schema.names if name not in pictures),
-        cells,
-        {name: _pictures(opened, files, name) for name in pictures},
-        _class_names(schema),
-    )
-
-
-def _pictures(opened: Sequence[Any], files: Sequence[Path], column: str) -> Load:
-    """Returns what decodes the pictures at ascending positions of a column, reading a row group at a time."""
-    begins = accumulate((file.metadata.num_rows for file in opened), initial=0)
-    places = zip(opened, files, begins, strict=False)
-    groups = [(file, path, g, begin) for file, path, begin in places for g in range(file.num_row_groups)]
-    about = [file.metadata.row_group(g) for file, _, g, _ in groups]
-    starts = list(accumulate((group.num_rows for group in about), initial=0))
-    size = sum(group.total_byte_size for group in about)
-
-    @lru_cache(None if size <= KEPT_BYTES else 1)
-    def read(number: int) -> Any:
-        file, path, group, _ = groups[number]
         with _damage(path):
-            return file.read_row_group(group, columns=[column]).column(0).combine_chunks()
+            read: list[Any] = file.read(columns=[column]).column(column).to_pylist()
+            return read
 
-    def encoded(positions: Sequence[int]) -> Iterator[tuple[Any, str]]:
-        for number, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
-            values, (_, path, _, begin) = read(number), groups[number]
+    def encoded(positions: Sequence[int]) -> Iterator[tuple[Any, int]]:
+        for group, inside in groupby(positions, lambda position: bisect_right(starts, position) - 1):
+            with _damage(path):
+                values = file.read_row_group(group, columns=pictures[:1]).column(0)
             for position in inside:
-                yield values[position - starts[number]].as_py(), f"{path.name}, row {position - begin + 1}"
+                yield values[position - starts[group]].as_py(), position
 
-    def decoded(cell: tuple[Any, str]) -> Any:
-        value, name = cell
+    def decoded(cell: tuple[Any, int]) -> Any:
+        value, name = cell[0], f"{path.name}, row {cell[1] + 1}"
         value = value["bytes"] if isinstance(value, dict) else value
         return Unreadable(name, "empty") if value is None else read_picture(value, name)
 
-    threads = threads_for(size / max(1, starts[-1]))
-    return lambda positions: map_in_threads(decoded, encoded(positions), threads)
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        return map_in_threads(decoded, encoded(positions), threads)
+
+    others = tuple(name for name in schema.names if name not in pictures)
+    return Table(origin, starts[-1], others, cells, load if pictures else None, _class_names(schema))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.hub import hub_name
-from tunable_magmax.data.orders import FILE
+from tunable_magmax.data.benchmark import FILE
 from tunable_magmax.errors import InputError, bulleted
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.records import RECORDS, SequenceRecord, append_records, read_records

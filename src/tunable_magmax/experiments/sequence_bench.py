@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats, shuffled, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.memory import as_labels
+from tunable_magmax.data.source import as_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
@@ -288,7 +288,7 @@ class EnvironmentBench:
             return SiteSources(weights=[float(t in chosen) for t in range(tasks)])
         part = self.shared.benchmark.test.subset(environment.meta)
         if known == "labels":
-            return SiteSources(labels=as_labels(part.label_names()))
+            return SiteSources(labels=as_samples(part.label_names(), "labels"))
         if known == "inputs":
             return SiteSources(inputs=replace(part, labels=None, classes=()))
         return SiteSources(labelled=part)

@@ -36,7 +36,7 @@ def make_profile(
     labels = np.array([all_labels[position] for position in prepared.positions])
     counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
     by_base, features = (embed_prepared(each, prepared, progress=progress) for each in (base, encoder))
-    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, base.digest, by_base, labels)
+    return Profile(task, len(left), samples.classes, encoder.digest, base.digest, counts, features, by_base, labels)
 
 
 def profile_task(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.data.memory import SampleSource
     from tunable_magmax.data.samples import Samples
+    from tunable_magmax.data.source import SampleSource
 
 SAMPLES = ("inputs", "labels", "labelled")
 
@@ -79,14 +79,11 @@ class SiteSources:
     """Give every task the same weight."""
 
     def __post_init__(self) -> None:
-        values = {name: value for name in SAMPLES if not isinstance(value := getattr(self, name), Path | None)}
-        if values:
-            from tunable_magmax.data import memory
-            from tunable_magmax.data.samples import Samples
+        for name in SAMPLES:
+            if not isinstance(value := getattr(self, name), Path | None):
+                from tunable_magmax.data.source import as_samples
 
-            for name, value in values.items():
-                if not isinstance(value, Samples):
-                    object.__setattr__(self, name, getattr(memory, f"as_{name}")(value))
+                object.__setattr__(self, name, as_samples(value, name))
         if isinstance(self.weights, Mapping):
             object.__setattr__(self, "weights", {name: _number(w) for name, w in self.weights.items()})
         elif self.weights is not None:

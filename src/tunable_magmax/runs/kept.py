@@ -12,8 +12,7 @@ import hashlib
 import io
 import json
 import re
-import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from tunable_magmax.files import (
     is_plain_name,
     read_whole,
     refuse_half_characters,
-    show_size,
     write_atomic,
     write_folder,
 )
@@ -36,8 +34,10 @@ from tunable_magmax.runs.run import KEPT, Evidence, KeptEntry, Run, file_name
 
 KEEP = 20
 """How many samples of each class are kept by default."""
-KEPT_BYTES = 256 << 20
-"""The most bytes that the kept samples of a run may take; each task gets an equal share."""
+MOST_KEPT = 5000
+"""Of a task with more classes than this number allows, fewer samples of each are kept: they are in memory at a time."""
+LARGEST_FILE = 256 << 20
+"""Bytes of the largest file of kept samples that is read."""
 INDEX = "labels.csv"
 # Names of folders that no system refuses and no two of which are the same anywhere; others are numbered.
 _PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)$)[A-Za-z0-9][A-Za-z0-9 _-]{0,59}(?<! )", re.IGNORECASE)
@@ -59,8 +59,6 @@ def keep_samples(
     are there twice count once; unreadable ones are replaced by others of their class and named in one warning.
     Pictures are made smaller until they just cover `size` (height, width), what the encoder's processor resizes to, and
     never larger. They are PNG, so that their pixels stay as they are and JPEG's blocks do not show in small pictures.
-    If they would take more than the task's share of KEPT_BYTES, fewer of each class are kept, and the entry's
-    `per_class` says so.
 
     >>> keep_samples(run, "travel", samples, source="training").path  # doctest: +SKIP
     'kept/travel-1c9d23ab.csv'
@@ -69,32 +67,20 @@ def keep_samples(
         raise InputError(f"--keep is {per_class}: give a number of samples of each class, 0 to keep none")
     if per_class == 0:
         return None
-    samples.require_labels()
+    names = tuple(samples.present_classes())
     for name in samples.classes:
         try:
             refuse_half_characters(name.replace("\0", "\ud800"))
         except ValueError:
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
-    others = [entry for label, entry in zip(run.names, run.kept, strict=True) if label != task]
-    left = KEPT_BYTES - sum(entry.bytes for entry in others if entry is not None)
-    bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.record.planned_tasks or 0), left))
-    chosen, fitting = _chosen(samples, per_class, bound, size, seed)
-    if not chosen:
-        warnings.warn(
-            f"{samples.origin}: no sample of {task} is kept, because one of each class takes more than the "
-            f"{show_size(bound)} that are left for it",
-            stacklevel=3,
-        )
-        return None
-    names = tuple(samples.present_classes())
+    per_class = min(per_class, max(1, MOST_KEPT // len(names)))
+    chosen = _chosen(samples, per_class, size, seed)
+    files: dict[str, bytes] = {}
     if samples.kind == "text":
-        files: dict[str, bytes] = {}
-        index = _table([("text", "label"), *((content.decode(), samples.classes[label]) for label, content in chosen)])
+        index = _table([("text", "label"), *((content.decode(), name) for name, content in chosen)])
     else:
-        folders, counts = dict(zip(names, _folders(names), strict=True)), Counter[str]()
-        files, rows = {}, []
-        for label, content in chosen:
-            name = samples.classes[label]
+        folders, counts, rows = dict(zip(names, _folders(names), strict=True)), Counter[str](), []
+        for name, content in chosen:
             counts[name] += 1
             file = f"{folders[name]}/{counts[name]}.png"
             files[file] = content
@@ -103,57 +89,39 @@ def keep_samples(
     digest = _digest(task, source, samples.kind, names, index)
     path = f"{KEPT}/{file_name(task)}-{digest[:8]}" + (".csv" if samples.kind == "text" else "")
     _put(run.path / path, index, files)
-    stored = sum(map(len, files.values())) or len(index)
-    return KeptEntry(path, samples.kind, source, len(chosen), fitting, per_class, stored, names, digest)
+    return KeptEntry(path, samples.kind, source, len(chosen), per_class, names, digest)
 
 
-def _chosen(
-    samples: Samples, per_class: int, bound: int, size: tuple[int, int] | None, seed: int
-) -> tuple[list[tuple[int, bytes]], int]:
-    """Draws and encodes samples of each class that take at most `bound` bytes; also returns how many of a class fit."""
-    waiting: dict[int, list[int]] = defaultdict(list)
-    ranks = {p: rank for rank, p in enumerate(drawn(range(len(samples)), seed, KEPT_STREAM))}
-    for position in reversed(ranks):
-        waiting[samples.require_labels()[position]].append(position)
-    held: dict[int, dict[int, bytes]] = {label: {} for label in sorted(waiting)}  # by class and place in the draw
+def _chosen(samples: Samples, per_class: int, size: tuple[int, int] | None, seed: int) -> list[tuple[str, bytes]]:
+    """Draws and encodes samples of each class; returns them with their classes, one class after the other."""
+    labels, order = samples.require_labels(), drawn(range(len(samples)), seed, KEPT_STREAM)
+    place = {position: k for k, position in enumerate(order)}
+    waiting: dict[int, list[int]] = {label: [] for label in sorted(set(labels))}
+    for position in order:
+        waiting[labels[position]].append(position)
+    held: dict[int, dict[int, bytes]] = {label: {} for label in waiting}  # by class and place in the draw
     failed: dict[int, Unreadable] = {}
     seen: set[bytes] = set()
-    total = tried = 0
-
-    def drop_last(label: int) -> int:
-        return -_stored(samples, label, held[label].pop(max(held[label]))) if len(held[label]) > per_class else 0
-
+    tried = 0
     while True:
-        missing = {label: per_class - len(held[label]) for label in waiting}
-        wanted = {
-            waiting[label].pop(): label for label in waiting for _ in range(min(missing[label], len(waiting[label])))
-        }
+        wanted: list[int] = []
+        for label, left in waiting.items():
+            missing = per_class - len(held[label])
+            wanted += left[:missing]
+            del left[:missing]
         if not wanted:
             break
         tried += len(wanted)
-        for position, value in zip(sorted(wanted), samples.load(sorted(wanted)), strict=True):
-            label, content = wanted[position], value if isinstance(value, Unreadable) else _encoded(value, size)
+        wanted.sort()
+        for position, value in zip(wanted, samples.load(wanted), strict=True):
+            content = value if isinstance(value, Unreadable) else _encoded(value, size)
             if isinstance(content, Unreadable):
                 failed[position] = content
-                continue
-            digest = hashlib.sha256(content).digest()
-            if digest in seen:
-                continue
-            seen.add(digest)
-            held[label][ranks[position]] = content
-            total += _stored(samples, label, content) + drop_last(label)
-            while total > bound:
-                per_class -= 1
-                total += sum(map(drop_last, held))
+            elif (digest := hashlib.sha256(content).digest()) not in seen:
+                seen.add(digest)
+                held[labels[position]][place[position]] = content
     warn_unreadable(samples.origin, failed, tried)
-    return [(label, held[label][rank]) for label in held for rank in sorted(held[label])], per_class
-
-
-def _stored(samples: Samples, label: int, content: bytes) -> int:
-    """Returns the bytes that a sample takes, with its line in the table."""
-    if samples.kind == "text":
-        return len(_table([(content.decode(), samples.classes[label])]))
-    return len(content) + len(_table([("0" * 150, samples.classes[label])]))
+    return [(samples.classes[label], rows[k]) for label, rows in held.items() for k in sorted(rows)]
 
 
 def _encoded(value: Any, size: tuple[int, int] | None) -> bytes | Unreadable:
@@ -225,7 +193,7 @@ def open_kept(run: Run, task: int) -> Samples | None:
     try:
         if not is_plain_name(entry.path, depth=2) or not entry.path.startswith(f"{KEPT}/"):
             raise ValueError(f"they must be in {KEPT}/")
-        index = read_whole(place if entry.kind == "text" else place / INDEX, KEPT_BYTES)
+        index = read_whole(place if entry.kind == "text" else place / INDEX, LARGEST_FILE)
         if _digest(label, entry.source, entry.kind, entry.classes, index) != entry.digest:
             raise ValueError("they were changed, or are of another task or run")
         rows = csv_rows(index.decode())[1:]
@@ -249,6 +217,6 @@ def _checked(folder: Path, name: str, digest: str) -> Path:
     """Returns the file of a picture that is as it was kept."""
     if not is_plain_name(name, depth=2):
         raise ValueError(f"{name!r} is not a file of it")
-    if hashlib.sha256(read_whole(folder / name, KEPT_BYTES)).hexdigest() != digest:
+    if hashlib.sha256(read_whole(folder / name, LARGEST_FILE)).hexdigest() != digest:
         raise ValueError(f"{name} was changed")
     return folder / name

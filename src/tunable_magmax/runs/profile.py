@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ TENSORS = ("features", "label_counts", "base_features", "row_labels")
 
 
 @dataclass(frozen=True)
-class ProfileFile:
-    """The keys of a profile's metadata; others, and tensors that are not listed, are left alone."""
+class ProfileFacts:
+    """The keys of a profile's metadata; others, and tensors that are not listed, are left alone.
+
+    `classes`: the task's. `samples`: how many samples stood behind the profile. `encoder` and `base`: the digests of
+    theta_t and of the base.
+    """
 
     __pydantic_config__ = LENIENT
 
-    version: int
     task: Text
     samples: int
     classes: tuple[str, ...]
@@ -41,22 +44,16 @@ class ProfileFile:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Profile:
+class Profile(ProfileFacts):
     """One task's profile.
 
-    `classes` and `label_counts`: the task's classes and its samples of each. `samples`: how many samples stood behind
-    the profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
-    `base_features` [rows, width of the base], float32: embeddings of the same rows under the base, whose digest is
-    `base`; `row_labels` [rows]: their indices into `classes`.
+    `label_counts`: the task's samples of each class. `features` [rows, width], float32: embeddings of some of them
+    under theta_t. `base_features` [rows, width of the base], float32: embeddings of the same rows under the base.
+    `row_labels` [rows]: their indices into `classes`.
     """
 
-    task: str
-    classes: tuple[str, ...]
     label_counts: tuple[int, ...]
-    samples: int
     features: NDArray[np.float32]
-    encoder: str
-    base: str
     base_features: NDArray[np.float32]
     row_labels: NDArray[np.int64]
 
@@ -127,7 +124,7 @@ class Profile:
         """Returns the file's content; equal profiles give equal bytes."""
         from safetensors.numpy import save
 
-        record = {name: getattr(self, name) for name in ("task", "samples", "classes", "encoder", "base")}
+        record = {each.name: getattr(self, each.name) for each in fields(ProfileFacts)}
         text = json.dumps(record | {"version": VERSION}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return bytes(save({name: np.asarray(getattr(self, name)) for name in TENSORS}, metadata={METADATA: text}))
 
@@ -147,9 +144,9 @@ class Profile:
         if METADATA not in metadata or len(tensors) < len(TENSORS):
             raise InputError(f"{path}: not a profile: expected {METADATA!r} in the metadata, and {', '.join(TENSORS)}")
         try:
-            facts = {**vars(check_json(ProfileFile, metadata[METADATA], "the profile's metadata", VERSION))}
-            del facts["version"]
-            return cls(**facts, **tensors | {"label_counts": tuple(tensors["label_counts"].ravel().tolist())})
+            facts = check_json(ProfileFacts, metadata[METADATA], "the profile's metadata", VERSION)
+            counts = tuple(tensors.pop("label_counts").ravel().tolist())
+            return cls(**vars(facts), **tensors, label_counts=counts)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 

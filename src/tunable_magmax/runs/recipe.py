@@ -6,14 +6,13 @@ docs/merge.md says what mergekit's keys mean here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from tunable_magmax.checkpoints.companions import ModelConfig, same_classes
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, closest, some_of
@@ -32,8 +31,6 @@ class Recipe:
     """The names of the tasks, if they have any."""
     notes: tuple[str, ...] = ()
     """What a user should know of how a configuration was read."""
-    base_name: str | None = None
-    """What the base is called where it is one of the models of `linear`, a mean of whole models."""
 
     def named(self) -> Recipe:
         """Returns the same recipe with names: tasks that have none are called after their folders or files.
@@ -48,22 +45,8 @@ class Recipe:
         return in_order(values, self.named().names, what) if isinstance(values, Mapping) else values
 
     def located(self) -> Recipe:
-        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache.
-
-        Where classifiers have different classes, the base of a mean of whole models becomes a task, too: only tasks
-        give rows to the classifier.
-        """
-        there = replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
-        if self.base_name is None or self.options.get("method") != "task_arithmetic":
-            return there
-        labels = [None if (c := ModelConfig.of(path)) is None else c.labels for path in (there.base, *there.tasks)]
-        if all(same_classes(labels[0], others) for others in labels[1:]):
-            return there
-        weights = [read_decimal(weight, "weight") for weight in self.options["weights"]]
-        options = {**self.options, "weights": [str(max(0, 1 - sum(weights))), *map(str, weights)]}
-        paths = (there.base, *there.tasks)
-        names = None if self.names is None else _complete([self.base_name, *self.names], paths)
-        return replace(there, tasks=paths, names=names, options=options, base_name=None)
+        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache."""
+        return replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
 
     def with_options(self, **options: Any) -> Recipe:
         """Returns the same recipe with options set; None leaves what the recipe says."""
@@ -152,21 +135,10 @@ _One: TypeAlias = Annotated[
     Annotated[int | float | str, AfterValidator(_number)],
     Field(description="one number: a model has one weight, and include and exclude choose tensors"),
 ]
-_CLOSEST = {
-    "ties, which trims by magnitude and not at random": ("dare_ties", "della", "breadcrumbs_ties", "sce", "ram"),
-    "task_arithmetic, which drops nothing": ("dare_linear", "della_linear", "breadcrumbs"),
-    "average, the mean on a straight line": ("slerp", "nuslerp", "multislerp", "karcher", "model_stock", "nearswap"),
-    "magmax, which takes the largest change of each element": ("arcee_fusion",),
-    "last_task with the scale 1, which is the last model as it is": ("passthrough",),
-}
-"""Methods that only mergekit has, by the closest one here."""
-_ELSEWHERE = {method: ours for ours, methods in _CLOSEST.items() for method in methods}
 _THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
 """Parameters of mergekit; a file that has one of ours beside them has our defaults."""
 _NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
 """Parameters that become other options, or none."""
-_ALONE = {"scale", "seed", "scope", "compare", "density", "include", "exclude", "adapter"}
-"""Options that are right or wrong whatever the models are."""
 OWN_CLASSIFIERS = (
     "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' own "
     "classifiers; `tmx tailor` fits a head"
@@ -211,7 +183,7 @@ class RecipeFile:
 
 
 def _read_yaml_recipe(path: Path) -> Recipe:
-    """Reads a YAML configuration; all that is wrong with it is one error."""
+    """Reads a YAML configuration; all that is wrong with its shape is one error. The merge checks the options."""
     keys = ", ".join(each.name for each in fields(RecipeFile))
     content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
     content["parameters"] = content.get("parameters") or {}
@@ -223,106 +195,66 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     refuse(problems, str(path))
     assert file is not None
     root, base = path.parent, file.base_model or file.models[0].model
-    tasks = [entry for entry in file.models if not _same(root, entry.model, base)]
-    paths = tuple(place_of(task.model, root) for task in tasks)
+    # All models of a mean are tasks, also its base: it has a weight, and rows in a classifier.
+    models = [each for each in file.models if file.merge_method == "linear" or not _same(root, each.model, base)]
+    paths = tuple(place_of(each.model, root) for each in models)
     try:
-        names = _names([task.name for task in tasks], paths)
-        is_mean = file.merge_method == "linear"
-        bases = [entry for entry in file.models if is_mean and entry not in tasks]
-        return Recipe(
-            place_of(base, root),
-            paths,
-            _linear(file, tasks) if is_mean else _options(file, tasks),
-            names,
-            (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else (),
-            next((entry.name or folder_name(place_of(entry.model, root)) for entry in bases), None),
-        )
+        names = _names([each.name for each in models], paths)
+        notes = (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else ()
+        return Recipe(place_of(base, root), paths, _options(file, models), names, notes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
 def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what mergekit can do and this program cannot, unknown parameters, what is missing, and bad values."""
-    from tunable_magmax.merging.methods import method_named, names_file
+    """Yields what is missing, unknown parameters, and what mergekit can do and this program cannot."""
     from tunable_magmax.merging.options import Options
 
-    method, parameters = content.get("merge_method"), content["parameters"]
-    if content.get("base_model") is None and method != "linear":
+    parameters = content["parameters"]
+    if content.get("base_model") is None and content.get("merge_method") != "linear":
         yield "'base_model' is missing"
-    if isinstance(method, str) and method in _ELSEWHERE:
-        yield f"merge_method {method!r} is not here; the closest is {_ELSEWHERE[method]}"
-    elif isinstance(method, str) and method != "linear" and not names_file(method):
-        yield from _problems(method_named, method)
-    yield from _problems(Options.read, 1, out_dtype=content.get("out_dtype") or content.get("dtype"))
     if not isinstance(parameters, Mapping):
         return
     known = sorted({each.name for each in fields(Options)} - {"method", "out_dtype"} | _THEIRS)
-    for key in parameters:
+    for key, value in parameters.items():
         if key not in known:
             yield f"unknown key {key!r} in parameters{closest(str(key), known)}; known: {', '.join(known)}"
-    lists = {key for key in ("weight", "density") if isinstance(parameters.get(key), list | Mapping)}
-    for key in sorted(lists):
-        yield f"parameters.{key} is {parameters[key]!r}: must be one number; there is none by layer or filter"
+        elif key in ("weight", "density") and isinstance(value, list | Mapping):
+            yield f"parameters.{key} is {value!r}: must be one number; there is none by layer or filter"
     if "scale" in parameters and "lambda" in parameters:
         yield "parameters has both 'scale' and 'lambda', which are the same"
     if parameters.get("rescale"):
         yield "key 'rescale' in parameters is not supported: use scale"
-    values = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
-    yield from _problems(Options.read, 1, **{key: values[key] for key in _ALONE & values.keys() - lists})
 
 
-def _problems(read: Callable[..., Any], *values: Any, **options: Any) -> Sequence[str]:
-    try:
-        read(*values, **options)
-    except InputError as error:
-        return error.problems or (str(error),)
-    return ()
-
-
-def _options(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
-    """Returns the options of a merge onto a base."""
-    method, parameters = file.merge_method, file.parameters
+def _options(file: RecipeFile, models: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Returns the options of the merge."""
+    method, parameters, dtype = file.merge_method, file.parameters, file.out_dtype or file.dtype
     normalize = parameters.get("normalize")
-    options = _own_options(file) | _by_model(file, "weight", tasks)
-    if any(model.parameters.density is not None for model in tasks):
-        options |= _by_model(file, "density", tasks)
-    if method == "ties" and normalize is not None:
-        options["normalize"] = normalize
+    named = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+    options = {key: value for key, value in named.items() if key not in _NO_OPTIONS}
+    if dtype is not None:
+        options["out_dtype"] = dtype
+    options |= _by_model(file, "weight", models)
+    if any(model.parameters.density is not None for model in models):
+        options |= _by_model(file, "density", models)
+    if method == "linear":
+        if refused := {"scale", "density"} & options.keys():
+            raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
+        method, options["scale"] = "average", 1
     elif method == "task_arithmetic" and normalize is True:
         method = "average"  # whose weights are shares
+    if method == "ties" and normalize is not None:
+        options["normalize"] = normalize
     elif normalize not in (None, True) and not (method == "task_arithmetic" and normalize is False):
-        raise InputError(f"normalize is {normalize}: the weights of {method} are shares, and sum to 1 anyway")
+        raise InputError(
+            f"normalize is {normalize}: the weights of {file.merge_method} are shares, and sum to 1 anyway"
+        )
     if file.merge_method in ("ties", "task_arithmetic") and parameters.keys() <= _THEIRS:
         options = {"scale": 1, **options}
         if method == "ties":
             options = {"density": 1, "scope": "tensor", "normalize": True, **options}
     return {"method": method, **options}
-
-
-def _linear(file: RecipeFile, tasks: Sequence[ModelEntry]) -> dict[str, Any]:
-    """Returns the options of a mean of whole models, of which the base may be one."""
-    options = _own_options(file) | _by_model(file, "weight", file.models)
-    if refused := {"scale", "density"} & options.keys():
-        raise InputError(f"linear has no {', '.join(sorted(refused))}: it is a mean of whole models")
-    shares = [read_decimal(weight, "weight") for weight in options.get("weights", [1] * len(file.models))]
-    total = sum(shares)
-    if total <= 0 or len(shares) != len(file.models):
-        raise InputError("linear needs a weight for each model, with a sum above 0")
-    if file.parameters.get("normalize") is False and total != 1:
-        raise InputError(
-            f"normalize is false, but the weights of linear sum to {float(total):g}, which would scale the models as a "
-            "whole; make them sum to 1, or leave out normalize"
-        )
-    chosen = [str(share / total) for model, share in zip(file.models, shares, strict=True) if model in tasks]
-    return {"method": "task_arithmetic", "scale": 1, **options, "weights": chosen}
-
-
-def _own_options(file: RecipeFile) -> dict[str, Any]:
-    """Returns the parameters that are options of a merge here."""
-    named = {"scale" if key == "lambda" else key: value for key, value in file.parameters.items()}
-    options = {key: value for key, value in named.items() if key not in _NO_OPTIONS}
-    dtype = file.out_dtype or file.dtype
-    return options if dtype is None else {**options, "out_dtype": dtype}
 
 
 def _by_model(file: RecipeFile, key: str, models: Sequence[ModelEntry]) -> dict[str, Any]:

@@ -9,15 +9,18 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
+from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.hub import located, pinned
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import LENIENT, check, read_yaml
 from tunable_magmax.errors import InputError, bulleted, some_of
 from tunable_magmax.files import is_unfinished, locked, read_json, remove_unfinished, write_atomic, write_json
@@ -32,6 +35,8 @@ BASE = "base"
 SETUP = "training.json"
 PROFILES = "profiles"
 KEPT = "kept"
+SAMPLED_BYTES = 4096
+"""How much of each tensor of a checkpoint shows whether it was trained again."""
 LONGEST_NAME = 100
 # Kept samples of a task, also unfinished ones.
 OURS = re.compile(r"\..+\.(saving|[0-9a-f]{8})|.*-[0-9a-f]{8}(\.csv)?", re.DOTALL)
@@ -45,8 +50,7 @@ Evidence: TypeAlias = Literal["training", "evaluation"]
 class KeptEntry:
     """The kept samples of a task: where they are, and how many of which classes.
 
-    `per_class`: the most of a class, fewer than `asked` if there was no room for more. `digest`: of the task, the
-    source, the classes and the samples.
+    `per_class`: the most of a class. `digest`: of the task, the source, the classes and the samples.
     """
 
     __pydantic_config__ = LENIENT
@@ -55,20 +59,19 @@ class KeptEntry:
     source: Evidence
     samples: int
     per_class: int
-    asked: int
-    bytes: int
     classes: tuple[str, ...]
     digest: str
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A task in run.json. Paths count from the run directory."""
+    """A task in run.json. Paths count from the run directory. `profiled`: the `_sample` of what the profile is of."""
 
     __pydantic_config__ = LENIENT
     name: str
     checkpoint: str
     profile: str | None = None
+    profiled: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     kept: KeptEntry | None = None
     training: dict[str, Any] | None = None
@@ -92,7 +95,6 @@ class RunRecord:
     tasks: tuple[TaskEntry, ...]
     classifier: ClassifierEntry | None = None
     benchmark: dict[str, Any] | None = None
-    planned_tasks: int | None = None
 
 
 class Run:
@@ -122,6 +124,28 @@ class Run:
         if not run.names and not begun:
             raise InputError(f"{file}: the run has no tasks")
         return run
+
+    @classmethod
+    def current(cls, run: Run | str | os.PathLike[str]) -> Run:
+        """Opens a run, or returns one that is open; refuses profiles of checkpoints that were trained again since.
+
+        Heads would be fitted to what those checkpoints no longer say.
+        """
+        opened = run if isinstance(run, Run) else cls.open(run)
+        changed = {
+            task.name: opened.path / task.profile
+            for task in opened.record.tasks
+            if task.profile
+            and task.profiled
+            and _sample(located(task.checkpoint, opened.path)) not in (None, task.profiled)
+        }
+        if changed:
+            listed = some_of(f"{name!r} ({profile})" for name, profile in changed.items())
+            again = opened.how_to_add(*chain(*(("--data", f"{name}=DATA") for name in changed)))
+            raise InputError(
+                f"{opened.path}: trained again after the profile was made: {listed}. Make it again with {again}"
+            )
+        return opened
 
     @classmethod
     def begin(cls, path: Path, base: Path) -> Run:
@@ -169,14 +193,11 @@ class Run:
         for task in self.record.tasks:
             try:
                 profile = None if task.profile is None else Profile.load(self.path / task.profile)
+                if profile is not None and profile.task != task.name:
+                    raise InputError(f"{self.path}/{task.profile} is of task {profile.task!r}, expected {task.name!r}")
             except InputError as error:
                 error.add_note(f"{self.how_to_add('--data', f'{task.name}=DATA')} makes the profile again")
                 raise
-            if profile is not None and profile.task != task.name:
-                raise InputError(
-                    f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "
-                    f"under {task.name!r}; correct {RUN_FILE}, or make the profile again"
-                )
             profiles.append(profile)
         return tuple(profiles)
 
@@ -229,11 +250,14 @@ class Run:
     def enter(self, task: str, checkpoint: Path, **facts: Any) -> None:
         """Enters a task, or replaces the one of its name. `facts`: other parts of its `TaskEntry`. `save` writes it."""
         entries = {entry.name: entry for entry in self.record.tasks}
-        entries[task] = TaskEntry(task, _named_from(self.path, checkpoint), **facts)
+        profiled = None if facts.get("profile") is None else _sample(checkpoint)
+        entries[task] = TaskEntry(task, _named_from(self.path, checkpoint), profiled=profiled, **facts)
         self.record = replace(self.record, tasks=tuple(entries.values()))
 
     def register(self, task: str, **facts: Any) -> None:
         """Writes into run.json what is new of a task, such as its profile, or which of its samples are kept."""
+        if "profile" in facts:
+            facts["profiled"] = _sample(self.checkpoints[task])
         tasks = tuple(replace(entry, **facts) if entry.name == task else entry for entry in self.record.tasks)
         self.record = replace(self.record, tasks=tasks)
         self.save()
@@ -294,7 +318,7 @@ class Run:
             # Where tasks have classifiers of their own, those are in the checkpoints.
             builtin = config.get("head", {}).get("source") == "builtin"
             classifier = None if builtin else ClassifierEntry(HEAD_FILE)
-            yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"], planned_tasks))
+            yield cls(path, RunRecord(1, BASE, (), classifier, config["benchmark"]))
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""
@@ -308,6 +332,23 @@ class Run:
 
 def _said(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in pairs if value is not None}
+
+
+def _sample(checkpoint: Path) -> str | None:
+    """Returns a digest of some bytes of each tensor, None of what is not there, or is on the hub and never changes.
+
+    Training again changes it, moving and copying do not. The whole is not read, because every command checks it.
+    """
+    if pinned(checkpoint) is not None:
+        return None
+    found, opening = hashlib.sha256(), open_stored if holds_adapter(checkpoint) else open_checkpoint
+    with suppress(InputError), opening(checkpoint) as opened:
+        for name, tensor in sorted(opened.tensors.items()):
+            middle = bytearray(min(tensor.nbytes, SAMPLED_BYTES))
+            opened.read_into(name, (tensor.nbytes - len(middle)) // 2, memoryview(middle))
+            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + middle)
+        return found.hexdigest()
+    return None
 
 
 def _named_from(run: Path, path: Path) -> str:

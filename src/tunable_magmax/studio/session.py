@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.data.memory import SampleSource
-from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.source import SampleSource, open_samples
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples, Unreadable
-from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.source import SampleSource, open_samples
 from tunable_magmax.errors import InputError, collected_warnings, shortened, some_of
 from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES, open_image_files
-from tunable_magmax.data.memory import SampleSource
+from tunable_magmax.data.source import SampleSource
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, plural, shortened
 from tunable_magmax.evaluation.labelled import mostly_known

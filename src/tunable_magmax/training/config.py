@@ -23,8 +23,7 @@ from tunable_magmax.config import (
     refuse,
     set_value,
 )
-from tunable_magmax.data.benchmark import gather_section
-from tunable_magmax.data.data_sets import DataSet
+from tunable_magmax.data.data_sets import DataSet, gather_section
 from tunable_magmax.runs.kept import KEEP
 
 GLYPHS, BUILTIN = "glyphs", "builtin"

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
-from tunable_magmax.data.memory import class_names_of
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.source import open_labelled
+from tunable_magmax.data.source import class_names_of, open_labelled
 from tunable_magmax.errors import InputError, required
 from tunable_magmax.evaluation.run_models import warn_of_unseen_classes
 from tunable_magmax.files import locked, write_folder, write_json

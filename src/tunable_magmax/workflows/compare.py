@@ -165,7 +165,7 @@ def compare(
     >>> compare("run", CompareOptions(data="site/test")).rows[0].model  # doctest: +SKIP
     'tunable_magmax 0.5'
     """
-    run, reading = run if isinstance(run, Run) else Run.open(run), options.reading
+    run, reading = Run.current(run), options.reading
     chosen, folder, seed = _preference(run, options)
     refuse_too_large(run.base, run.tasks)
     head = find_head(run.base, None, run)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import read_yaml
-from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
-from tunable_magmax.data.memory import SamplesLike, as_labelled
+from tunable_magmax.data.benchmark import Benchmark, open_benchmark
+from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import SamplesLike, as_samples
 from tunable_magmax.errors import InputError, closest, shown_shares
 from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
 from tunable_magmax.evaluation.bench import Bench, measure_model
@@ -204,7 +205,7 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         content = read_yaml(Path(data), f"a YAML file with {wanted}", wanted)
         data = open_benchmark(read_section(content.get("benchmark", content), Path(data).parent))
     elif not isinstance(data, Benchmark):
-        data = reading.open(data if isinstance(data, Samples) else as_labelled(data))
+        data = reading.open(as_samples(data))
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
         if head.builtin:  # one task's own classifier knows its own classes only

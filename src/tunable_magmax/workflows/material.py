@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
 
 from tunable_magmax.checkpoints.companions import are_generic
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
-from tunable_magmax.data.samples import Samples, by_name
+from tunable_magmax.data.samples import Samples, by_name, joined
 from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
 from tunable_magmax.evaluation.run_models import task_labels
@@ -70,7 +67,7 @@ class KeptSamples:
         labels = np.array([place.get(name, -1) for name in names], dtype=np.int64)
         tasks = tuple(t for t, samples in parts.items() for _ in range(len(samples)))
         trained = any(entry is not None and entry.source == "training" for entry in run.kept)
-        return cls(_joined(list(parts.values())).labelled(names), tasks, labels, trained)
+        return cls(joined(list(parts.values()), "kept samples").labelled(names), tasks, labels, trained)
 
     def decode(self, bench: Bench) -> KeptSamples:
         """Returns the same with all of them decoded; those that cannot be read are left out."""
@@ -101,18 +98,6 @@ class KeptSamples:
     def _open(self, bench: Bench, rows: Ints, name: str) -> BenchData:
         places = rows.tolist()
         return bench.open(name, self.samples.subset(places), [self.tasks[k] for k in places])
-
-
-def _joined(parts: Sequence[Samples]) -> Samples:
-    """Returns the samples of several data sets, one after the other, without labels."""
-    ends = list(accumulate(map(len, parts)))
-
-    def load(positions: Sequence[int]) -> Iterator[Any]:
-        for k, group in groupby(positions, key=lambda position: bisect_right(ends, position)):
-            start = ends[k] - len(parts[k])
-            yield from parts[k].load([position - start for position in group])
-
-    return Samples("kept samples", parts[0].kind, ends[-1], load)
 
 
 def _class_names(run: Run, task: int, samples: Samples) -> tuple[str, ...]:

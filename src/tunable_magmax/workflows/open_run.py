@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from tunable_magmax.data.memory import SamplesLike
+from tunable_magmax.data.source import SamplesLike
 from tunable_magmax.errors import InputError, closest, plural, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference

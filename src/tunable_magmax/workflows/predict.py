@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
-from tunable_magmax.data.memory import is_one_input, memory_samples, rows_of
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
+from tunable_magmax.data.source import is_one_input, memory_samples, rows_of
 from tunable_magmax.data.tables import DATA_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress, write_atomic

@@ -27,7 +27,7 @@ def prefer(
     progress: Progress | None = None,
 ) -> Preference:
     """Finds how much each task of a run matters to a site; saves it, if the options say where."""
-    run, out = run if isinstance(run, Run) else Run.open(os.fspath(run)), options.out
+    run, out = Run.current(run), options.out
     if out is not None and out.exists():
         try:
             Preference.load(out)

@@ -81,7 +81,7 @@ def sweep(source: Path, options: SweepOptions, progress: Progress | None = None,
     if options.data is not None and not is_run(source):
         raise InputError("samples are measured with the head of a run: give a RUN_DIR, or leave out --data")
     weights_by_name = _points(options, recipe, method in FACTORS, notify)
-    run = None if options.data is None else Run.open(source)
+    run = None if options.data is None else Run.current(source)
     labelled = None  # opened before anything is merged
     if run is not None:
         labelled, _ = open_labelled(options.data, find_head(run.base, None, run).head, run, Reading())

@@ -15,8 +15,8 @@ import numpy as np
 
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output, is_one_file
-from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import SampleSource
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.outputs import finished_report
@@ -121,7 +121,7 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     The output appears whole or not at all; called again with the same, it returns the model that is there.
     """
     began = time.perf_counter()
-    run = run if isinstance(run, Run) else Run.open(os.fspath(run))
+    run = Run.current(run)
     if (out := options.out) is None:
         raise InputError("where should the model go? Give out (-o), a directory")
     if options.method != "auto":

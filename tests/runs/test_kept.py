@@ -168,6 +168,13 @@ def test_no_more_samples_than_stated(tmp_path, monkeypatch):
     run = new_run(tmp_path / "run")
     entry = keep_samples(run, 0, pictures(40), per_class=10, source="training")
     assert np.bincount(open_kept(run, 0).labels).tolist() == [3, 3] == [entry.per_class] * 2
+    stored = sum(path.stat().st_size for path in (run.path / entry.path).rglob("*.png"))
+    monkeypatch.setattr(kept, "TASK_BYTES", stored - 1)
+    entry = keep_samples(run, 0, pictures(40), per_class=10, source="training")
+    assert np.bincount(open_kept(run, 0).labels).tolist() == [2, 2] == [entry.per_class] * 2
+    monkeypatch.setattr(kept, "TASK_BYTES", 100)
+    with pytest.warns(UserWarning, match="nothing is kept"):
+        assert keep_samples(run, 0, pictures(40), source="training") is None
 
 
 def refused(run: Run, task: int = 0) -> str:

@@ -17,7 +17,6 @@ from tunable_magmax.data.memory import class_names_of
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.evaluation.run_models import warn_of_unseen_classes
 from tunable_magmax.files import locked, write_folder, write_json
 from tunable_magmax.runs.kept import KEEP
 from tunable_magmax.runs.run import BASE, KeptEntry, Run, file_name, is_run
@@ -101,7 +100,6 @@ def record_task(
         profile = None if classes is None else opened.profile_name(task)
         opened.enter(task, checkpoint, profile=profile, classes=classes, kept=kept)
         opened.save()
-        warn_of_unseen_classes(opened, [task], is_whole=False)
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
         return checkpoint

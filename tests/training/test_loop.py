@@ -13,9 +13,8 @@ from torch.nn.functional import normalize
 from tunable_magmax.data.samples import Samples, text_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import load_encoder, trainable
 from tunable_magmax.models.prepared import prepare
-from tunable_magmax.models.tower import trainable
 from tunable_magmax.training.config import Optimisation
 from tunable_magmax.training.loop import Learner, augment, draw_epoch, learning_rate, train_task
 
@@ -46,8 +45,8 @@ def rows_of(encoder):
 
 
 def learner(encoder, options):
-    rows, parameters = rows_of(encoder), [parameter for _, parameter in trainable(encoder, options.freeze)]
-    return Learner(encoder.module, parameters, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
+    rows, _ = rows_of(encoder), trainable(encoder, options.freeze)
+    return Learner(encoder.module, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
 
 
 def plainly(encoder, inputs, options, seed, task):
@@ -114,7 +113,7 @@ def test_out_of_memory_names_the_batch_size(tmp_path, error):
     def fails(batch):
         raise error
 
-    broken = Learner(encoder.module, [*encoder.module.parameters()], fails, torch.Tensor.float)
+    broken = Learner(encoder.module, fails, torch.Tensor.float)
     with pytest.raises(InputError, match=r"train\.batch 4.*--set train\.batch=2"):
         train_task(broken, inputs, inputs.labels, OPTIONS, seed=0)
     assert not encoder.module.training

@@ -8,6 +8,7 @@ so a head may be fitted to either.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.companions import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.data.arrays import limited
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.models.encoder import Encoder, input_tools
+from tunable_magmax.models.encoder import Encoder, arguments, input_tools
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
@@ -37,6 +39,10 @@ TANH_FACTOR = 2.0**-12
 """tanh(x) is x to float32's precision where x is made so small."""
 SHIFT_FACTOR = 8.0
 """ReLU and GELU pass on what is shifted by so many times the largest value that was seen."""
+TRIED = 10
+"""Samples of each class that show which row of a classifier without names it is."""
+AGREEMENT = 2 / 3
+"""The share of these that must get the row of their class."""
 
 
 class ClassifierLayers:
@@ -110,7 +116,7 @@ class BuiltinEncoder(Encoder):
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         module: Any = self.module
-        logits: Tensor = module(**batch if isinstance(batch, Mapping) else {"pixel_values": batch}).logits
+        logits: Tensor = module(**arguments(batch)).logits
         return logits if self.layers is None else self.layers.features(logits)
 
     @property
@@ -146,14 +152,17 @@ def load_builtin(path: str | Path, device: str | None = None, *, assets: str | P
     return builtin_encoder(config.content, state, digest, path, folders, device)
 
 
-def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence[int]) -> NDArray[np.int64]:
-    """Counts which row the classifier answers for labelled samples of each class [classes, rows]."""
-    prepared = prepare(encoder, samples, positions)
-    assert prepared.labels is not None
-    answers = encoder.head.logits(embed_prepared(encoder, prepared)).argmax(axis=1)
-    counts = np.zeros((len(samples.classes), len(encoder.labels)), dtype=np.int64)
-    np.add.at(counts, (prepared.labels.cpu().numpy(), answers), 1)
-    return counts
+def rows_by_answers(encoder: BuiltinEncoder, samples: Samples) -> dict[str, int]:
+    """Returns the row of each class by what a classifier answers for its samples; nothing if that is not clear."""
+    labels = samples.require_labels()
+    prepared = prepare(encoder, samples, limited(range(len(samples)), labels, TRIED, 0))
+    answers = encoder.head.logits(embed_prepared(encoder, prepared)).argmax(axis=1).tolist()
+    votes = Counter(zip((labels[position] for position in prepared.positions), answers, strict=True))
+    rows = dict(sorted(votes, key=lambda pair: votes[pair]))  # of a class, the row with the most votes comes last
+    agreeing = sum(votes[pair] for pair in rows.items())
+    if len({*rows.values()}) < len(rows) or agreeing < AGREEMENT * len(answers):
+        return {}
+    return {samples.classes[label]: row for label, row in rows.items()}
 
 
 def builtin_encoder(

@@ -2,6 +2,7 @@
 
 Training reads a task's inputs many times, and experiments evaluate hundreds of models on the same ones. So files are
 opened, decoded and resized once; what is left for each batch is to gather rows and to normalise them on the device.
+A task's profile is made of embeddings, too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.images import map_in_threads
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.runs.kept import KEEP, keep_samples
+from tunable_magmax.runs.profile import ROWS, Profile
+from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -249,3 +254,60 @@ def _decode(encoder: Encoder, inputs: Sequence[Any], kind: Kind) -> dict[str, Te
     if kind == "image":
         return {"pixels": encoder.decode_images(inputs)}
     return {name: values.cpu() for name, values in encoder.prepare_texts(inputs).items()}
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+def make_profile(
+    task: str,
+    samples: Samples,
+    encoder: Encoder,
+    *,
+    base: Encoder,
+    rows: int = ROWS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Makes the profile of a task from its data; `rows` seeded samples are embedded, by the base, too.
+
+    Samples that cannot be read are left out.
+    """
+    all_labels = samples.require_labels()
+    chosen = choose_rows(len(samples), rows, seed)
+    prepared = prepare(encoder, samples, chosen, progress=progress)
+    unreadable = set(chosen).difference(prepared.positions)
+    left = [label for position, label in enumerate(all_labels) if position not in unreadable]
+    labels = np.array([all_labels[position] for position in prepared.positions])
+    counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
+    by_base, features = (embed_prepared(each, prepared, progress=progress) for each in (base, encoder))
+    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, base.digest, by_base, labels)
+
+
+def profile_task(
+    run: Run,
+    task: str,
+    encoder: Encoder,
+    base: Encoder,
+    samples: Samples,
+    held: Samples | None = None,
+    *,
+    keep: int = KEEP,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes the profile of a task, and keeps `keep` samples of each class, of those `held` out if there are such.
+
+    `options`: of `make_profile`. Returns what is to be entered into the run.
+    """
+    make_profile(task, samples, encoder, base=base, seed=seed, **options).save(run.profile_path(task))
+    kept = keep_samples(
+        run,
+        task,
+        samples if held is None else held,
+        per_class=keep,
+        source="training" if held is None else "evaluation",
+        size=encoder.picture_size,
+        seed=seed,
+    )
+    return {"profile": run.profile_name(task), "kept": kept}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,10 +38,12 @@ class TaskResult:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What learns a task: `embed` may run in bfloat16, `score` makes logits of the task's classes of what it gives."""
+    """What learns a task, all of `module` that requires gradients.
+
+    `embed` may run in bfloat16, `score` makes logits of the task's classes of what it gives.
+    """
 
     module: nn.Module
-    parameters: Sequence[nn.Parameter]
     embed: Callable[[Batch], Tensor]
     score: Callable[[Tensor], Tensor]
 
@@ -66,8 +68,9 @@ def train_task(
     gpu = inputs.device.type == "cuda"
     reduced = options.precision == "auto" and gpu
     steps, per_epoch = options.task_steps(len(inputs)), -(-len(inputs) // options.batch)
+    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(
-        learner.parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True if gpu else None
+        parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True if gpu else None
     )
     total, counted, loss = torch.zeros((), device=inputs.device), 0, 0.0
     with _training(learner.module, options.batch), torch.random.fork_rng():
@@ -92,7 +95,7 @@ def train_task(
             optimiser.zero_grad()
             error.backward()  # type: ignore[no-untyped-call]
             if options.clip is not None:
-                nn.utils.clip_grad_norm_(learner.parameters, options.clip)
+                nn.utils.clip_grad_norm_(parameters, options.clip)
             optimiser.step()
             total, counted, done = total + error.detach(), counted + 1, step + 1
             if done % STEPS_PER_REPORT == 0 or done == steps:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -105,10 +105,10 @@ class FittedHead:
     fit_factor: float
     loss: float | None
     old_loss: float | None
-    right: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    chances: Floats = field(default_factory=lambda: np.zeros(0))
-    row_weights: Floats = field(default_factory=lambda: np.zeros(0))
-    judged: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    right: NDArray[np.bool_]
+    chances: Floats
+    row_weights: Floats
+    judged: Ints
 
     @property
     def accuracy(self) -> float | None:
@@ -143,8 +143,19 @@ def fit_head(
     if old is not None and old_shares is not None:
         old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
+    views = views or [WHOLE]
+    usable = [view for view in views if view.old or folded.present.all()] if len(folded.rows) else []
     with _threads_for(folded.rows.features):
-        return _best_fit(folded, shares / shares.sum(), old, views or [WHOLE])
+        problem = _Problem(folded, shares / shares.sum(), old, views[0])
+        fits = [problem.fitted(view) for view in usable]
+    old_fit = problem.old_fit
+    if not fits:
+        assert old_fit is not None, "there is neither a labelled sample nor an old head to make a head from"
+        return old_fit
+    best = min(fits, key=lambda fit: np.inf if fit.loss is None else fit.loss)
+    if old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN):
+        return old_fit
+    return best
 
 
 @contextmanager
@@ -157,19 +168,6 @@ def _threads_for(features: Floats) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _best_fit(folded: FoldedRows, shares: Floats, old: Linear | None, views: Sequence[View]) -> FittedHead:
-    """Returns the best head on any view; the old one where that is as good."""
-    problem = _Problem(folded, shares, old, views[0])
-    old_fit = problem.old_only()
-    usable = [view for view in views if view.old or folded.present.all()]
-    if not len(folded.rows) or not usable:
-        assert old_fit is not None, "there is neither a labelled sample nor an old head to make a head from"
-        return old_fit
-    best = min(map(problem.fitted, usable), key=lambda fit: np.inf if fit.loss is None else fit.loss)
-    keeps_old = old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN)
-    return old_fit if keeps_old and old_fit is not None else best
 
 
 def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
@@ -200,6 +198,9 @@ class FoldedRows:
         elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
         self.judged = np.flatnonzero(rows.judged & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
+        folds = self.folds[self.judged]
+        self.places = {fold: np.flatnonzero(folds == fold) for fold in np.unique(folds).tolist()}
+        """The places of each fold's rows among the judged ones."""
         self.features, self.labels, self.counts = (
             torch.from_numpy(each).to(device) for each in (rows.features, rows.labels, rows.counts)
         )
@@ -225,11 +226,9 @@ class FoldedRows:
                 return found if anchors is None else found.with_anchors(self.tensor(anchors))
 
             parts = []
-            for fold in range(FOLDS):
-                places = np.flatnonzero(self.folds[self.judged] == fold)
-                if len(places):
-                    others = fit([k for k in range(FOLDS) if k != fold], torch.zeros_like(centre))
-                    parts.append((places, centred[self.judged[places]], others))
+            for fold, places in self.places.items():
+                others = fit([k for k in range(FOLDS) if k != fold], torch.zeros_like(centre))
+                parts.append((places, centred[self.judged[places]], others))
             self._fits[view.name] = fit(range(FOLDS), centre), parts
         return self._fits[view.name]
 
@@ -239,13 +238,11 @@ class FoldedRows:
         if key not in self._scores:
             scores = self.features.new_empty((len(self.judged), self.classes))
             whole, parts = self.fits(view)
+            away = self.constant(view)[1][:, None] - 1
             for places, features, others in parts:
                 weight, bias = others.linear(shrinkage)
-                found = features @ weight.T + bias
-                if not view.bias:  # the rows are less their centre, so the constant is not all of the bias
-                    away = self.constant(view)[1][places] - 1
-                    found += away[:, None] * (bias - weight @ whole.centre)
-                scores[places] = found
+                # The rows are less their centre, so the bias is not all that is constant.
+                scores[places] = features @ weight.T + bias + away[places] * (bias - weight @ whole.centre)
             self._scores[key] = _centred(scores)
         return self._scores[key]
 
@@ -259,10 +256,9 @@ class FoldedRows:
         if self._constant is None:
             features = self.features[:, view.columns]
             along = self.features.new_ones(len(self.judged))
-            for fold in np.unique(self.folds[self.judged]):
-                mine = np.flatnonzero(self.folds[self.judged] == fold)
+            for fold, places in self.places.items():
                 others = features[np.flatnonzero(self.folds != fold)]
-                along[mine] = features[self.judged[mine]] @ _constant_direction(others)
+                along[places] = features[self.judged[places]] @ _constant_direction(others)
             self._constant = _constant_direction(features), along
         return self._constant
 
@@ -293,10 +289,8 @@ class _Problem:
         self.folded, self.old = folded, old
         self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
         self.direction, ones = folded.constant(first)
-        self.offset = folded.tensor(self.log_site)
-        """What is added to the scores of judged rows: [classes], or where there is no bias [judged, classes]."""
-        if not first.bias:
-            self.offset = ones[:, None] * self.offset
+        self.offset = ones[:, None] * folded.tensor(self.log_site)
+        """What is added to the scores of judged rows [judged, classes]."""
         self.row_weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
         self.labels, self.weights = folded.labels[judged], folded.tensor(self.row_weights)
         # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
@@ -304,35 +298,23 @@ class _Problem:
         self.targets = folded.tensor(unseen * shares).repeat(len(judged), 1)
         self.targets[torch.arange(len(judged)), self.labels] += 1 - unseen
         self.old_scores: list[Tensor] = []
-        self.old_pooled: tuple[float, float | None] = 1.0, None
-        """The old head's factor, and its loss if anything can judge."""
-        if old is not None and len(judged):
-            scores = folded.features[judged] @ folded.tensor(old.weight).T + folded.tensor(old.bias)
-            self.old_scores = [
-                _centred(scores if first.bias else scores + (ones - 1)[:, None] * folded.tensor(old.bias))
-            ]
-            (factor,), loss = self._pooled(self.old_scores, [1.0])
-            self.old_pooled = factor, loss
-
-    def old_only(self) -> FittedHead | None:
-        """Returns the old head with the site's shares, at the scale that the rows ask for."""
-        if self.old is None:
-            return None
-        factor, loss = self.old_pooled
-        judged = {} if loss is None else self._judgement(self.old_scores, [factor])
-        linear = self._linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
-        return FittedHead(linear, "old", "", len(self.folded.rows), None, factor, 0.0, loss, loss, **judged)
+        self.old_fit: FittedHead | None = None
+        """The old head with the site's shares, at the scale that the rows ask for."""
+        if old is not None:
+            weight, bias = folded.tensor(old.weight), folded.tensor(old.bias)
+            scores = folded.features[judged] @ weight.T + bias + (ones[:, None] - 1) * bias
+            self.old_scores = [_centred(scores)]
+            (factor,), least = self._pooled(self.old_scores, (1.0,))
+            loss = least if len(judged) else None
+            linear = self._linear(factor * old.weight, factor * old.bias + self.log_site)
+            judgement = self._judgement(self.old_scores, (factor,))
+            self.old_fit = FittedHead(linear, "old", "", len(rows), None, factor, 0.0, loss, loss, **judgement)
 
     def fitted(self, view: View) -> FittedHead:
         """Returns the best head on a view of the features."""
         old = self.old if view.old else None
         whole, _ = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
-        factors: tuple[float, ...] = (CAUTIOUS,) if old is None else (1.0, CAUTIOUS)
-        shrinkage, loss = SHRINKAGES[-1], None
-        judged: dict[str, Any] = {}
-        if len(self.labels):
-            shrinkage, factors, loss = self._search(view, factors)
-            judged = self._judgement(self._tables(view, shrinkage), factors)
+        shrinkage, factors, loss = self._search(view, (CAUTIOUS,) if old is None else (1.0, CAUTIOUS))
         old_factor, fit_factor = (0.0, *factors)[-2:]
         weight, bias = (each.cpu().numpy() for each in whole.linear(shrinkage))
         full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
@@ -340,8 +322,10 @@ class _Problem:
         offset = fit_factor * bias + self.log_site
         if old is not None:
             full, offset = full + old_factor * old.weight, offset + old_factor * old.bias
-        settings = (shrinkage, old_factor, fit_factor, loss, self.old_pooled[1])
-        return FittedHead(self._linear(full, offset), "fitted", view.name, len(self.folded.rows), *settings, **judged)
+        settings = (shrinkage, old_factor, fit_factor, loss, None if self.old_fit is None else self.old_fit.loss)
+        judgement = self._judgement(self._tables(view, shrinkage), factors)
+        linear, rows = self._linear(full, offset), len(self.folded.rows)
+        return FittedHead(linear, "fitted", view.name, rows, *settings, **judgement)
 
     def _linear(self, weight: NDArray[Any], offset: NDArray[Any]) -> Linear:
         """Returns a head with a bias, or with that in its matrix."""
@@ -352,8 +336,10 @@ class _Problem:
     def _tables(self, view: View, shrinkage: float) -> list[Tensor]:
         return [*(self.old_scores if view.old else []), self.folded.scores(view, shrinkage)]
 
-    def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float]:
+    def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float | None]:
         """Returns the shrinkage with the least loss, going downhill from `START`; its factors and its loss."""
+        if not len(self.labels):
+            return SHRINKAGES[-1], start, None
         tried: dict[int, tuple[tuple[float, ...], float]] = {}
         for step in (1, -1):
             k, guess = START, start

@@ -105,14 +105,14 @@ class ClassifierLayers:
 
 @dataclass(frozen=True, eq=False)
 class BuiltinEncoder(Encoder):
-    """An encoder with its own classifier. `layers`: None if no fitted head can be written there; `why_not` says why.
+    """An encoder with its own classifier. `labels`: the names of its classes.
 
-    Then its embeddings are its logits. `labels`: the names of its classes.
+    `layers`: None if no fitted head can be written, since the logits are not those of a linear layer. Then they are its
+    embeddings.
     """
 
     labels: tuple[str, ...] = ()
     layers: ClassifierLayers | None = None
-    why_not: str | None = None
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         module: Any = self.module
@@ -145,7 +145,7 @@ def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
 def load_builtin(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> BuiltinEncoder:
     """Loads a checkpoint with its own classifier; what prepares inputs comes from there, or else from `assets`."""
     path = located(path)
-    folders = find_folders(path, None if assets is None else located(assets))
+    folders = find_folders(path, assets)
     state, digest = read_state(path)
     config = ModelConfig.of(folders[0])
     assert config is not None
@@ -186,20 +186,15 @@ def builtin_encoder(
         config._name_or_path = ""
         module = load_module(model_class, config, state, path)
         tools = input_tools(module, path, folders, device)
-    count = int(config.num_labels)
-    labels = ModelConfig(path, dict(content)).labels or tuple(f"LABEL_{k}" for k in range(count))
-    found = BuiltinEncoder(module, "logits", count, digest, path, **tools, labels=labels)
+    labels = ModelConfig(path, dict(content)).labels
+    assert labels is not None
+    found = BuiltinEncoder(module, "logits", len(labels), digest, path, **tools, labels=labels)
     layers = _find_layers(found)
-    if isinstance(layers, str):
-        return replace(found, why_not=layers)
-    return replace(found, layers=layers, dim=layers.dim)
+    return found if layers is None else replace(found, layers=layers, dim=layers.dim)
 
 
-def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
-    """Finds the last layer: linear, with a row for each label, and what it gives are the model's logits.
-
-    Returns what is wrong if there is none.
-    """
+def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | None:
+    """Finds the last layer: linear, with a row for each label, and what it gives are the model's logits."""
     import torch
     from torch import nn
 
@@ -217,7 +212,7 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
         probe = encoder.prepare_images([required("PIL.Image").new("RGB", (32, 32), (127, 127, 127))])
     handles = [layers[name].register_forward_hook(catcher(name)) for name in named]
     try:
-        with encoder.evaluating(), torch.inference_mode():
+        with torch.inference_mode():
             logits = encoder.pool(probe)
     finally:
         for handle in handles:
@@ -225,7 +220,7 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
     # Decoders classify every token, and take what the last one gives.
     last = next((name for name in reversed(named) if name in caught and _ends_in(caught[name], logits)), None)
     if last is None:
-        return "the model's logits are not those of a linear layer"
+        return None
     hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
     layer = layers.get(str(hidden))
     square = layer is not None and layer.in_features == layer.out_features == layers[last].in_features

@@ -13,14 +13,14 @@ Embeddings are raw: not normalised.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.checkpoints.tensors import Signature, find_renaming
 from tunable_magmax.errors import InputError, closest, required, some_of
 from tunable_magmax.files import write_folder
 from tunable_magmax.models.pretrained import (
@@ -64,8 +64,6 @@ class Encoder:
     tokenizer: Any = None
     text_length: int | None = None
     folders: tuple[Path, ...] = ()
-    names: dict[frozenset[str], dict[str, str] | None] = field(default_factory=dict)
-    """By the names of a checkpoint's tensors: which of them each of the module's is; None if that is not all."""
 
     @property
     def family(self) -> str:
@@ -155,16 +153,6 @@ class Encoder:
         mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
         return (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Puts the module into evaluation mode, and afterwards back into the mode it was in."""
-        training = self.module.training
-        self.module.eval()
-        try:
-            yield
-        finally:
-            self.module.train(training)
-
 
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
     """Loads the encoder of a checkpoint: a directory with config.json and weights, or weights beside config.json.
@@ -174,7 +162,7 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     """
     transformers = required("transformers")
     path = located(path)
-    folders = find_folders(path, None if assets is None else located(assets))
+    folders = find_folders(path, assets)
     with quiet():
         config = read_config(folders[0])
         state, digest = read_state(path, assets)
@@ -255,46 +243,20 @@ def arguments(batch: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return batch if isinstance(batch, Mapping) else {"pixel_values": batch}
 
 
-# -- weights of other checkpoints -------------------------------------------------------------------------------------
-
-
 def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """Puts the tensors of a checkpoint into an encoder's module.
 
-    Old checkpoints and those with a head have other names than the module; transformers, which knows all the rules,
-    makes a second module of them. Where that only renames tensors, the names are kept for the next checkpoint.
+    Those of a model with a head are found under its prefix. Where that is not all, as with old names, a second module
+    is made of the checkpoint by transformers, which knows all the rules.
     """
-    known = frozenset(state)
-    if known not in encoder.names:
-        encoder.names[known] = _names_in(state, encoder)
-    names = encoder.names[known]
-    tensors = _loaded(encoder, state) if names is None else {name: state[source] for name, source in names.items()}
-    encoder.module.load_state_dict(tensors)
-
-
-def _names_in(state: Mapping[str, Tensor], encoder: Encoder) -> dict[str, str] | None:
-    """Returns what a checkpoint calls the tensors of a module; None if any of these is more than renamed.
-
-    A module of numbered tensors shows where each comes from.
-    """
-    import torch
-
-    own, sources = encoder.module.state_dict(), list(state)
-    if all(name in state and state[name].shape == tensor.shape for name, tensor in own.items()):
-        return {name: name for name in own}
-    numbered = {name: torch.full(tensor.shape, float(k)) for k, (name, tensor) in enumerate(state.items())}
-    places = {name: int(tensor.flatten()[:1].sum()) for name, tensor in _loaded(encoder, numbered).items()}
-    names = {name: sources[min(place, len(sources) - 1)] for name, place in places.items()}
-    placed = _loaded(encoder, state)
-    same = (state[names[name]].to(tensor).equal(tensor) for name, tensor in placed.items())
-    return names if all(same) else None
-
-
-def _loaded(encoder: Encoder, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the tensors of a second module, made of a checkpoint's."""
     module: Any = encoder.module
-    may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
-    return load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()  # type: ignore[no-any-return]
+    own = module.state_dict()
+    renaming = find_renaming(own, Signature({}, {name: name for name in state}))
+    placed: dict[str, Any] = {name: state.get(renaming(name)) for name in own}
+    if any(tensor is None or tensor.shape != own[name].shape for name, tensor in placed.items()):
+        may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
+        placed = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
+    module.load_state_dict(placed)
 
 
 # -- training and saving ----------------------------------------------------------------------------------------------

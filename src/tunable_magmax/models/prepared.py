@@ -46,14 +46,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] are indices into the samples' classes.
+    """Readable inputs of one kind, ready for an encoder; `positions` [n] are theirs among the samples.
 
     `inputs` by name: `pixels` uint8 [n, 3, height, width], or token ids and mask [n, tokens].
     """
 
-    kind: Kind
     positions: tuple[int, ...]
-    labels: Tensor | None
     inputs: dict[str, Tensor]
     device: torch.device
     normalise: Callable[[Tensor], Tensor]
@@ -67,7 +65,7 @@ class Prepared:
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
-        if self.kind == "image":
+        if "pixels" in self.inputs:
             return self.normalise(self.pixels(index))
         tokens = {name: _rows(values, index).to(self.device, non_blocking=True) for name, values in self.inputs.items()}
         if self.device.type == "cpu" and "attention_mask" in tokens:
@@ -95,9 +93,8 @@ class Prepared:
 
         index = torch.as_tensor(rows, dtype=torch.int64)
         positions = tuple(self.positions[row] for row in index.tolist())
-        labels = None if self.labels is None else _rows(self.labels, index)
         inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
-        return replace(self, positions=positions, labels=labels, inputs=inputs, failed=0)
+        return replace(self, positions=positions, inputs=inputs, failed=0)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -138,13 +135,11 @@ def prepare(
             progress("reading", len(kept) + len(failed), len(wanted))
     warn_unreadable(samples.origin, failed, len(wanted))
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
     device = encoder.device
     if device.type == "cuda":  # if there is no room, pinned memory, from which copies are fast
         fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
         inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
-    placed = None if labels is None else labels.to(device)
-    return Prepared(samples.kind, tuple(kept), placed, inputs, device, encoder.normalise, len(failed))
+    return Prepared(tuple(kept), inputs, device, encoder.normalise, len(failed))
 
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any]) -> NDArray[np.float32]:
@@ -175,15 +170,15 @@ def embed_prepared(
     order = prepared.by_length()
     parts: list[NDArray[np.float32]] = []
     done = 0
-    with encoder.evaluating():
-        work = lambda rows: _embed(encoder, prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
-        for part in in_parallel(work, len(prepared), size, device):
-            parts.append(part)
-            done += len(part)
-            if check is not None:
-                check()
-            if progress is not None:
-                progress("embedding", done, len(prepared))
+    encoder.module.eval()
+    work = lambda rows: _embed(encoder, prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
+    for part in in_parallel(work, len(prepared), size, device):
+        parts.append(part)
+        done += len(part)
+        if check is not None:
+            check()
+        if progress is not None:
+            progress("embedding", done, len(prepared))
     found = np.concatenate(parts)
     found[order] = found.copy()
     return found

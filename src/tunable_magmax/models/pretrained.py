@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError, required
@@ -185,13 +186,13 @@ TEXT_FILES = (
 )
 
 
-def find_folders(path: Path, assets: Path | None) -> tuple[Path, ...]:
+def find_folders(path: Path, assets: str | Path | None) -> tuple[Path, ...]:
     """Returns the directories to look for config.json, image processor and tokenizer; the first has a config.json."""
-    tried = [path if path.is_dir() else path.parent]
-    if assets is not None:
-        tried.append(assets if assets.is_dir() else assets.parent)
-    if any((folder / "config.json").is_file() for folder in tried):
-        return tuple(tried if (tried[0] / "config.json").is_file() else tried[1:])
+    places = [path] if assets is None else [path, located(assets)]
+    tried = [place if place.is_dir() else place.parent for place in places]
+    for k, folder in enumerate(tried):
+        if (folder / "config.json").is_file():
+            return tuple(tried[k:])
     if not path.exists():
         raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
     raise InputError(

@@ -84,7 +84,7 @@ def train_task(
                 torch.manual_seed(derived_seed(seed, "step", task, step))
             optimiser.param_groups[0]["lr"] = learning_rate(step, steps, options.lr, options.warmup_steps(steps))
             rows = order[chosen]
-            if inputs.kind == "text" or options.augment == "none":
+            if "pixels" not in inputs.inputs or options.augment == "none":
                 batch = inputs.batch(rows)
             else:
                 pixels = augment(inputs.pixels(rows), numbers[chosen], options.augment, options.pad)

@@ -90,8 +90,8 @@ def _train(
             progress("train", sum(steps[:t]) + done, sum(steps))
 
     inputs = prepare(base, benchmark.train, task.train, progress=progress)
-    assert inputs.labels is not None
-    targets = torch.tensor([task.classes.index(label) for label in inputs.labels.tolist()], device=inputs.device)
+    labels = benchmark.train.require_labels()
+    targets = torch.tensor([task.classes.index(labels[k]) for k in inputs.positions], device=inputs.device)
     encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
     if head is None:
         learner = _with_new_classifier(encoder, names, derived_seed(seed, "classifier", t))
@@ -155,15 +155,15 @@ def _base_and_head(
 def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progress: Progress | None) -> Head:
     """Makes the frozen head over all classes of the benchmark, in their order."""
     options, classes, samples = config.head, benchmark.classes, benchmark.train
+    labels = samples.require_labels()
     if options.file is not None:
         head = load_head(options.file).select(classes)
     elif options.source == "glyphs" or (options.source == "auto" and config.model == GLYPHS):
         head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
     elif options.source == "means" or (options.source == "auto" and encoder.tokenizer is None):
         positions = [position for task in benchmark.tasks for position in task.train]
-        chosen = limited(positions, samples.require_labels(), MEAN_SAMPLES, config.seed)
-        inputs = prepare(encoder, samples, chosen, progress=progress)
-        head = mean_head(embed_prepared(encoder, inputs), inputs.labels, classes)
+        inputs = prepare(encoder, samples, limited(positions, labels, MEAN_SAMPLES, config.seed), progress=progress)
+        head = mean_head(embed_prepared(encoder, inputs), [labels[k] for k in inputs.positions], classes)
     else:
         head = name_head(encoder, classes, options.templates or benchmark.prompts or "plain")
     if options.logit_scale is not None:

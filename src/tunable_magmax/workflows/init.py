@@ -142,7 +142,8 @@ def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progre
     if isinstance(given, list):
         return name_head(encoder, given, "imagenet-r" if encoder.is_whole else "plain")
     prepared = prepare(encoder, given, progress=progress)
-    return mean_head(embed_prepared(encoder, prepared, progress=progress), prepared.labels, given.classes)
+    labels = [given.require_labels()[k] for k in prepared.positions]
+    return mean_head(embed_prepared(encoder, prepared, progress=progress), labels, given.classes)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _why_old(bench: Bench, head: FittedHead, options: TailorOptions) -> str | No
         return "it was asked for"
     note = "there is nothing to fit a head to" if head.loss is None else "it is as good as a fitted one"
     if not bench.views:
-        note = f"no fitted head can be written into the classifier: {getattr(bench.encoder, 'why_not', None)}"
+        note = "no fitted head can be written: the classifier's logits are not those of a linear layer"
     if options.head == "fitted":
         raise InputError(f"{bench.run.path}: the head stays the old one ({note}): keep samples, or give head auto")
     return note

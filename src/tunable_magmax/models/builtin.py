@@ -201,24 +201,19 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | None:
     module: Any = encoder.module
     layers = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
     named = [name for name, layer in layers.items() if layer.out_features == len(encoder.labels)]
-    caught: dict[str, Any] = {}
-
-    def catcher(name: str) -> Any:
-        return lambda layer, inputs, output: caught.update({name: output})
-
+    outputs: dict[nn.Module, Tensor] = {}
     if encoder.image_processor is None:
         probe: Any = encoder.prepare_texts(["a text"])
     else:
         probe = encoder.prepare_images([required("PIL.Image").new("RGB", (32, 32), (127, 127, 127))])
-    handles = [layers[name].register_forward_hook(catcher(name)) for name in named]
-    try:
-        with torch.inference_mode():
-            logits = encoder.pool(probe)
-    finally:
-        for handle in handles:
-            handle.remove()
+    caught = [layers[name].register_forward_hook(lambda *call: outputs.update({call[0]: call[2]})) for name in named]
+    with torch.inference_mode():
+        logits = encoder.pool(probe)
+    for handle in caught:
+        handle.remove()
     # Decoders classify every token, and take what the last one gives.
-    last = next((name for name in reversed(named) if name in caught and _ends_in(caught[name], logits)), None)
+    ends = {name: outputs[layers[name]].flatten(0, -2)[-1] for name in named if layers[name] in outputs}
+    last = next((name for name in reversed(ends) if bool((ends[name] == logits[0]).all())), None)
     if last is None:
         return None
     hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
@@ -228,8 +223,3 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | None:
     if layer is None or not square or layer.bias is None or not usual:
         hidden = activation = None
     return ClassifierLayers(module, last, hidden, activation)
-
-
-def _ends_in(output: Tensor, logits: Tensor) -> bool:
-    """Returns whether a layer's output, of whole inputs or of each token, is the logits [1, classes]."""
-    return bool((output.reshape(-1, output.shape[-1])[-1] == logits[0]).all())

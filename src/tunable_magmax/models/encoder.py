@@ -219,10 +219,8 @@ def _set_padding(config: Any, tokenizer: Any, path: Path) -> None:
 
 
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:
-    tower = "CLIPVisionModelWithProjection" if "visual_projection.weight" in state else "CLIPVisionModel"
-    named = {"clip": "CLIPModel", "siglip": "SiglipModel", "clip_vision_model": tower}.get(config.model_type)
-    if named is not None:
-        return getattr(transformers, named)
+    if config.model_type == "clip_vision_model" and "visual_projection.weight" in state:
+        return transformers.CLIPVisionModelWithProjection
     try:
         return transformers.AutoModel._model_mapping[type(config)]
     except KeyError:
@@ -276,7 +274,7 @@ def image_tower(encoder: Encoder) -> Encoder:
     named = "CLIPVisionModelWithProjection" if encoder.family == "clip" else "SiglipVisionModel"
     state = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith(IMAGE_SIDE)}
     module = load_module(getattr(required("transformers"), named), config, state, encoder.path)
-    module = module.to(encoder.device).train(whole.training)
+    module = module.to(encoder.device).eval()
     # Over the names that were loaded: transformers saves under these, whatever the module calls them.
     return replace(encoder, module=module, digest=tensors_digest(state), tokenizer=None, text_length=None)
 

@@ -163,27 +163,12 @@ def quiet() -> Iterator[None]:
 
 PROCESSOR_FILE = "preprocessor_config.json"
 IMAGE_FILES = (PROCESSOR_FILE, "processor_config.json")
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 POOLING_FILE = "1_Pooling/config.json"
 LENGTH_FILE = "sentence_bert_config.json"
-TEXT_FILES = (
-    *VOCABULARIES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    LENGTH_FILE,
-    POOLING_FILE,
-    "modules.json",
-    "config_sentence_transformers.json",
-)
+SENTENCE_FILES = (LENGTH_FILE, POOLING_FILE, "modules.json", "config_sentence_transformers.json")
+TOKENIZER_FILES = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TEXT_FILES = (*VOCABULARIES, *TOKENIZER_FILES, *SENTENCE_FILES)
 
 
 def find_folders(path: Path, assets: str | Path | None) -> tuple[Path, ...]:
@@ -248,16 +233,18 @@ def pools_first_token(folders: Sequence[Path]) -> bool:
 
 def put_companions(folders: Sequence[Path], folder: Path, images: bool = True, texts: bool = True) -> None:
     """Copies the files of image processor and tokenizer, where there are such, into a directory that has none."""
-    for name in (*(IMAGE_FILES if images else ()), *(TEXT_FILES if texts else ())):
-        home = _holding(folders, [name])
-        if home is not None and not (folder / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(home / name, folder / name)
+    patterns = (*(IMAGE_FILES if images else ()), *(TEXT_FILES if texts else ()))
+    for home in folders:
+        for file in (file for pattern in patterns for file in home.glob(pattern)):
+            target = folder / file.relative_to(home)
+            if file.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
-def _holding(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+def _holding(folders: Sequence[Path], patterns: Sequence[str]) -> Path | None:
     """Returns the first directory that holds one of these files."""
-    return next((home for home in folders if any((home / name).is_file() for name in names)), None)
+    return next((home for home in folders if any(any(home.glob(pattern)) for pattern in patterns)), None)
 
 
 def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:

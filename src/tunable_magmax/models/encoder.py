@@ -196,26 +196,12 @@ def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | 
     images, texts = (whole or module.main_input_name == name for name in ("pixel_values", "input_ids"))
     if not images and not texts:
         raise InputError(f"{path}: {type(module).__name__} takes neither images nor texts")
-    tokenizer = load_tokenizer(transformers, folders, required=not images) if texts else None
-    if tokenizer is not None:
-        _set_padding(module.config, tokenizer, path)
     return {
         "image_processor": load_image_processor(transformers, folders) if images else None,
-        "tokenizer": tokenizer,
+        "tokenizer": load_tokenizer(transformers, module.config, folders, required=not images) if texts else None,
         "text_length": text_length(module.config, folders) if texts else None,
         "folders": tuple(folders),
     }
-
-
-def _set_padding(config: Any, tokenizer: Any, path: Path) -> None:
-    """Gives decoders that were saved without a padding token the one that their model names, or that ends a text."""
-    if tokenizer.pad_token is None:
-        known = getattr(config, "pad_token_id", None)
-        tokenizer.pad_token = tokenizer.eos_token if known is None else tokenizer.convert_ids_to_tokens(known)
-    if tokenizer.pad_token is None:
-        raise InputError(f"{path}: its tokenizer has neither a padding token nor one that ends a text; give it one")
-    if getattr(config, "pad_token_id", 0) is None:
-        config.pad_token_id = tokenizer.pad_token_id
 
 
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:

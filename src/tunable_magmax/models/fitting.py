@@ -43,27 +43,19 @@ FoldFit: TypeAlias = tuple[Ints, Tensor, Discriminant]
 """The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
     """Labelled features that a head is fitted to.
 
     `features` [n, dim]; `labels` [n]: class indices; `counts` [n]: how much each counts for its class, 1 unless classes
     are shared by tasks that matter differently; `judged` [n]: whether a row may judge (it was embedded as the site's
-    inputs will be).
+    inputs will be), by default all.
     """
 
-    features: Floats
-    labels: Ints
-    counts: Floats
-    judged: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> Rows:
-        """Makes rows of arrays; by default all count alike and all may judge."""
-        matrix, owners = np.asarray(features, dtype=np.float64), np.asarray(labels, dtype=np.int64)
-        count = np.ones(len(matrix)) if counts is None else np.asarray(counts, dtype=np.float64)
-        may = np.ones(len(matrix), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
-        return cls(matrix, owners, count, may)
+    def __init__(self, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> None:
+        self.features: Floats = np.asarray(features, dtype=np.float64)
+        self.labels: Ints = np.asarray(labels, dtype=np.int64)
+        self.counts: Floats = np.asarray(np.ones(len(self)) if counts is None else counts, dtype=np.float64)
+        self.judged: NDArray[np.bool_] = np.asarray(np.ones(len(self)) if judged is None else judged, dtype=bool)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -134,7 +126,7 @@ def fit_head(
 
     `old`: the old head, over the same features; `old_shares` [classes]: what of its logits is class imbalance.
 
-    >>> rows = Rows.of([[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]], [0, 0, 0, 1, 1, 1])
+    >>> rows = Rows([[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]], [0, 0, 0, 1, 1, 1])
     >>> fit_head(rows, [0.5, 0.5], None).linear.logits(np.array([[1.0, 0.0]])).argmax(axis=1).tolist()
     [0]
     """

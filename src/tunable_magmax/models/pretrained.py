@@ -201,7 +201,7 @@ def load_image_processor(transformers: Any, folders: Sequence[Path]) -> Any:
         raise InputError(f"{home}: the image processor cannot be loaded ({first_line(error)})") from None
 
 
-def load_tokenizer(transformers: Any, folders: Sequence[Path], required: bool) -> Any:
+def load_tokenizer(transformers: Any, config: Any, folders: Sequence[Path], required: bool) -> Any:
     # Without any of these, transformers makes an empty tokenizer and says nothing.
     home = _holding(folders, VOCABULARIES)
     if home is None:
@@ -209,11 +209,20 @@ def load_tokenizer(transformers: Any, folders: Sequence[Path], required: bool) -
             return None
         raise InputError(f"{folders[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
     try:
-        return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
     except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
         if not required:
             return None
         raise InputError(f"{home}: the tokenizer cannot be loaded ({first_line(error)}); add its files") from None
+    # Decoders that were saved without a padding token get the one that their model names, or that ends a text.
+    if tokenizer.pad_token is None:
+        known = getattr(config, "pad_token_id", None)
+        tokenizer.pad_token = tokenizer.eos_token if known is None else tokenizer.convert_ids_to_tokens(known)
+    if tokenizer.pad_token is None:
+        raise InputError(f"{home}: its tokenizer has neither a padding token nor one that ends a text; give it one")
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer
 
 
 def text_length(config: Any, folders: Sequence[Path]) -> int:

@@ -94,9 +94,12 @@ def _train(
     targets = torch.tensor([task.classes.index(labels[k]) for k in inputs.positions], device=inputs.device)
     encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
     if head is None:
-        learner = _with_new_classifier(encoder, names, derived_seed(seed, "classifier", t))
+        module = _new_classifier(encoder, names, derived_seed(seed, "classifier", t))
+        learner = Learner(module, lambda batch: module(**arguments(batch)).logits, torch.Tensor.float)
     else:
-        learner = _with_frozen_head(encoder, head.select(names), config.train.freeze)
+        trainable(encoder, config.train.freeze)
+        rows = torch.from_numpy(head.select(names).weight).to(encoder.device)
+        learner = Learner(encoder.module, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
     result = train_task(learner, inputs, targets, config.train, seed=seed, task=t, report=report)
     checkpoint = run.path / f"task-{t + 1:0{max(2, len(str(count)))}}"
     save_encoder(base, checkpoint, learner.module)
@@ -107,19 +110,6 @@ def _train(
     training = {**asdict(result), "seconds": round(result.seconds, 3)}
     run.enter(task.name, checkpoint, **facts, classes=tuple(names), training=training)
     run.save()  # last: run.json says what is finished
-
-
-def _with_frozen_head(encoder: Encoder, head: Head, freeze: Sequence[str]) -> Learner:
-    """Returns an encoder to be trained against a head."""
-    trainable(encoder, freeze)
-    rows = torch.from_numpy(head.weight).to(encoder.device)
-    return Learner(encoder.module, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
-
-
-def _with_new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Learner:
-    """Returns a new classifier of transformers on an encoder."""
-    module = _new_classifier(encoder, classes, seed)
-    return Learner(module, lambda batch: module(**arguments(batch)).logits, torch.Tensor.float)
 
 
 # -- base and head -----------------------------------------------------------------------------------------------------

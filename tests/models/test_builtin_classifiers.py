@@ -52,7 +52,7 @@ def plain_logits(folder: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
 
 def written(folder: Path, encoder: BuiltinEncoder, head: Linear, view: str, largest: float) -> Path:
     file = folder / "model.safetensors"
-    made = encoder.layers.tensors(head, view, largest)
+    made = encoder.tensors(head, view, largest)
     state = load_file(file)
     assert made.keys() <= state.keys()
     save_file({**state, **{n: torch.from_numpy(v) for n, v in made.items()}}, file, {"format": "pt"})
@@ -130,4 +130,4 @@ def test_a_classifier_that_does_not_end_in_a_linear_layer_keeps_its_head(tmp_pat
 
     monkeypatch.setattr(model, "forward", scaled)
     encoder = load_builtin(saved("vit", tmp_path), "cpu")
-    assert (encoder.layers, encoder.views) == (None, ())
+    assert (encoder.last, encoder.views) == (None, ())

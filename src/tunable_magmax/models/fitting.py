@@ -9,8 +9,8 @@ machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
+from tunable_magmax.models.prepared import one_thread
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
 START = 4
@@ -33,8 +34,8 @@ LEAST_GAIN = 0.002
 CONSTANT_RIDGE = 1e-3
 """Of the mean square of the features: the ridge of the direction along which they are constant."""
 SMALL_FIT = 1e9
-"""Rows times the square of their width. A point of the studio, far below it, took 0.30 s with two threads, 0.19 with
-one."""
+"""Rows times the square of their width, below which threads mostly wait for each other: a point of the studio took
+0.30 s with two, 0.19 with one."""
 SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
@@ -136,7 +137,8 @@ def fit_head(
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
     views = views or [WHOLE]
     usable = [view for view in views if view.old or folded.present.all()] if len(folded.rows) else []
-    with _threads_for(folded.rows.features):
+    features = folded.rows.features
+    with one_thread() if features.size * features.shape[1] < SMALL_FIT else nullcontext():
         problem = _Problem(folded, shares / shares.sum(), old, views[0])
         fits = [problem.fitted(view) for view in usable]
     old_fit = problem.old_fit
@@ -147,18 +149,6 @@ def fit_head(
     if old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN):
         return old_fit
     return best
-
-
-@contextmanager
-def _threads_for(features: Floats) -> Iterator[None]:
-    """Lets torch use one thread for a small fit: its threads would mostly wait for each other."""
-    threads = torch.get_num_threads()
-    if features.size * features.shape[1] < SMALL_FIT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
@@ -397,13 +387,11 @@ def least_loss(
         inner = curve[np.ix_(free, free)]
         step = np.zeros(len(factors))
         step[free] = np.linalg.solve(inner + 1e-12 * max(1.0, np.trace(inner)) * np.eye(len(free)), -slope[free])
-        size = 1.0
-        while size > 1e-12:
+        for size in 0.5 ** np.arange(40):
             tried = np.maximum(factors + size * step, 0.0)
             then, found = loss_of(tried)
             if then <= loss:
                 break
-            size /= 2
         else:
             break
         moved = np.abs(tried - factors).max() / max(1e-9, float(np.abs(factors).max()))

@@ -266,17 +266,10 @@ def read_templates(choice: str | Sequence[str]) -> tuple[str, ...]:
     return templates
 
 
-def readable(class_name: str) -> str:
-    """Returns a class name as people write it: underscores become spaces.
-
-    >>> readable("pickup_truck")
-    'pickup truck'
-    """
-    return " ".join(class_name.replace("_", " ").split())
-
-
 def sentences(class_names: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Puts each class name into every template; refuses names that say nothing to a text encoder, or the same.
+    """Puts each class name, with spaces for underscores, into every template.
+
+    Refuses names that say nothing to a text encoder, or the same.
 
     >>> sentences(["aquarium_fish"], ["{}", "a photo of the {}."])
     ['aquarium fish', 'a photo of the aquarium fish.']
@@ -288,11 +281,11 @@ def sentences(class_names: Sequence[str], templates: Sequence[str]) -> list[str]
         )
     seen: dict[str, str] = {}
     for name in class_names:
-        if not readable(name):
+        words = " ".join(name.replace("_", " ").split())
+        if not words:
             raise InputError(f"the class name {name!r} has nothing that can be read; give the class a name")
-        if (other := seen.setdefault(readable(name), name)) != name:
+        if (other := seen.setdefault(words, name)) != name:
             raise InputError(
-                f"the classes {other!r} and {name!r} both read {readable(name)!r}, so a head cannot tell them apart; "
-                "rename one"
+                f"the classes {other!r} and {name!r} both read {words!r}, so a head cannot tell them apart; rename one"
             )
     return [template.replace(PLACE, name) for name in seen for template in templates]

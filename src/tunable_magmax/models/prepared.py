@@ -245,6 +245,19 @@ def in_parallel(work: Callable[[range], _Result], samples: int, batch: int, devi
             torch.set_num_threads(before)  # threads that others begin would have the number that was set last
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes on one thread of the processor: sums then do not depend on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _decode(encoder: Encoder, inputs: Sequence[Any], kind: Kind) -> dict[str, Tensor]:
     if kind == "image":
         return {"pixels": encoder.decode_images(inputs)}
@@ -268,15 +281,15 @@ def make_profile(
 
     Samples that cannot be read are left out.
     """
-    all_labels = samples.require_labels()
+    labels = np.array(samples.require_labels())
     chosen = choose_rows(len(samples), rows, seed)
     prepared = prepare(encoder, samples, chosen, progress=progress)
-    unreadable = set(chosen).difference(prepared.positions)
-    left = [label for position, label in enumerate(all_labels) if position not in unreadable]
-    labels = np.array([all_labels[position] for position in prepared.positions])
+    read = list(prepared.positions)
+    left = np.delete(labels, list(set(chosen).difference(read)))
     counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
     by_base, features = (embed_prepared(each, prepared, progress=progress) for each in (base, encoder))
-    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, base.digest, by_base, labels)
+    digests = encoder.digest, base.digest
+    return Profile(task, samples.classes, counts, len(left), features, *digests, by_base, labels[read])
 
 
 def profile_task(

@@ -107,7 +107,7 @@ def train_task(
                     )
                 if report is not None:
                     report(done)
-    return TaskResult(steps, len(inputs), loss, time.perf_counter() - began)
+    return TaskResult(steps, len(inputs), loss, round(time.perf_counter() - began, 3))
 
 
 @contextmanager

@@ -141,11 +141,8 @@ def callback(
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                loaders = parts.get("train_dataloader"), parts.get("eval_dataloader")
-                trained, held = (
-                    given if given is not None or loader is None else loader.dataset
-                    for given, loader in zip((data, eval_data), loaders, strict=True)
-                )
+                trained = getattr(parts.get("train_dataloader"), "dataset", None) if data is None else data
+                held = getattr(parts.get("eval_dataloader"), "dataset", None) if eval_data is None else eval_data
                 options = {"processing_class": _processor(parts), "replace": replace, "keep": keep}
                 record_task(path, task, parts["model"], trained, eval_data=held, **options)
 

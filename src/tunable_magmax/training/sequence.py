@@ -24,7 +24,7 @@ from tunable_magmax.models.head import Head, load_head, mean_head, name_head, re
 from tunable_magmax.models.prepared import embed_prepared, prepare, profile_task
 from tunable_magmax.models.pretrained import first_line, quiet
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
+from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
 from tunable_magmax.version import __version__
 
@@ -66,8 +66,7 @@ def train_sequence(
         run.check_setup(_setup(base, head, benchmark))
         for t in range(finished, len(tasks)):
             _train(t, config, run, benchmark, base, head, progress)
-        facts = [task.training for task in run.record.tasks if task.training is not None]
-        results = tuple(TaskResult(**each) for each in facts)
+        results = tuple(TaskResult(**task.training) for task in run.record.tasks if task.training is not None)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
 
 
@@ -107,8 +106,7 @@ def _train(
     held = benchmark.train.subset(task.held) if task.held else None
     encoder = load_encoder(checkpoint, str(base.device), assets=run.base)
     facts = profile_task(run, task.name, encoder, base, samples, held, keep=config.keep, seed=seed)
-    training = {**asdict(result), "seconds": round(result.seconds, 3)}
-    run.enter(task.name, checkpoint, **facts, classes=tuple(names), training=training)
+    run.enter(task.name, checkpoint, **facts, classes=tuple(names), training=asdict(result))
     run.save()  # last: run.json says what is finished
 
 
@@ -126,19 +124,17 @@ def _base_and_head(
                 glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
                 model = glyph_base(scratch, seed=config.seed, progress=progress)
             encoder = load_encoder(model, device)
-            builtin = config.head.source == BUILTIN
-            head = None if builtin else _make_head(config, encoder, benchmark, progress)
-            encoder = encoder if builtin else image_tower(encoder)
+            trained = image_tower(encoder) if run.head is not None else encoder
             # What does not fit is told before anything is written.
-            if (encoder.tokenizer if benchmark.kind == "text" else encoder.image_processor) is None:
+            if (trained.tokenizer if benchmark.kind == "text" else trained.image_processor) is None:
                 raise InputError(f"{benchmark.name} holds {benchmark.kind}s, which {model} does not learn to encode")
-            if head is None:
-                _new_classifier(encoder, ["any"], 0)
+            if run.head is None:
+                _new_classifier(trained, ["any"], 0)
             else:
-                trainable(encoder, config.train.freeze)
-                assert run.head is not None
+                head = _make_head(config, encoder, benchmark, progress)
+                trainable(trained, config.train.freeze)
                 save_head(head, run.head)
-            save_encoder(encoder, run.base)
+            save_encoder(trained, run.base)
     return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
 
 

@@ -232,12 +232,11 @@ def _classifier_tensors(bench: Bench, spec: MergeSpec, facts: SiteFacts, head: F
     """Returns the tensors of a builtin classifier that give the head's logits."""
     encoder = bench.encoder
     assert isinstance(encoder, BuiltinEncoder)
-    assert encoder.layers is not None
     view = head.view or encoder.views[0].name
     columns = next(each.columns for each in encoder.views if each.name == view)
     seen = [data for data in (facts.kept, facts.labelled) if data is not None and bench.keeps(spec, data)]
     largest = max([1.0, *(float(np.abs(bench.features(spec, data)[:, columns]).max()) for data in seen)])
-    return FittedTensors(encoder.layers.tensors(head.linear, view, largest))
+    return FittedTensors(encoder.tensors(head.linear, view, largest))
 
 
 def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None:  # noqa: B008  (frozen)

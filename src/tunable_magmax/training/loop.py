@@ -161,16 +161,12 @@ def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Te
     """
     if kind == "resized-crop":
         return _resized_crop(pixels, numbers)
-    return _window(pixels, numbers, pad if "crop" in kind else 0, flip="flip" in kind)
-
-
-def _window(pixels: Tensor, numbers: Tensor, pad: int, flip: bool) -> Tensor:
     b, _, height, width = pixels.shape
     rows = torch.arange(height, device=pixels.device).expand(b, -1)
     columns = torch.arange(width, device=pixels.device).expand(b, -1)
-    if flip:
+    if "flip" in kind:
         columns = torch.where(numbers[:, 2:3] < 0.5, columns, width - 1 - columns)
-    if pad:
+    if "crop" in kind:
         pixels = functional.pad(pixels, (pad, pad, pad, pad))
         # Rounded down before they are added: the largest number below 1 would round up to a place outside.
         moves = ((2 * pad + 1) * numbers[:, :2]).long().clamp(max=2 * pad)

@@ -100,9 +100,8 @@ class Head(Linear):
         >>> Head.of(np.eye(2), ["cat", "dog"]).select(["dog"]).weight
         array([[0., 1.]], dtype=float32)
         """
-        names = require_class_names(classes)
-        kept = places_of(names, self.classes, "give a head whose class names are the data's; this one lacks")
-        return Head.of(self.weight[kept], names, 1.0, self.bias[kept], self.builtin)
+        kept = places_of(classes, self.classes, "give a head whose class names are the data's; this one lacks")
+        return Head.of(self.weight[kept], classes, 1.0, self.bias[kept], self.builtin)
 
     def logits(self, features: NDArray[Any]) -> Floats:
         """Returns logits [n, classes] of raw embeddings [n, dim]."""

@@ -13,8 +13,7 @@ from models import tiny
 from safetensors.torch import save_file
 
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.profiling import make_profile
+from tunable_magmax.models.prepared import embed_inputs, make_profile
 from tunable_magmax.runs.run import Run
 
 TASKS = {"first": ("red", "blue"), "second": ("green", "grey")}

@@ -38,7 +38,7 @@ def batch(encoder: BuiltinEncoder, count: int = 12) -> dict[str, torch.Tensor]:
 
 
 def rows_of(encoder: BuiltinEncoder, inputs: dict[str, torch.Tensor]) -> np.ndarray:
-    with encoder.evaluating(), torch.inference_mode():
+    with torch.inference_mode():
         return encoder.pool(inputs).double().numpy()
 
 
@@ -52,7 +52,7 @@ def plain_logits(folder: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
 
 def written(folder: Path, encoder: BuiltinEncoder, head: Linear, view: str, largest: float) -> Path:
     file = folder / "model.safetensors"
-    made = encoder.layers.tensors(head, view, largest)
+    made = encoder.tensors(head, view, largest)
     state = load_file(file)
     assert made.keys() <= state.keys()
     save_file({**state, **{n: torch.from_numpy(v) for n, v in made.items()}}, file, {"format": "pt"})
@@ -69,7 +69,6 @@ def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
     names = [view.name for view in encoder.views]
     assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
     assert encoder.views[0].bias == (kind not in DECODERS)
-    assert encoder.why_not is None
     assert encoder.labels == LABELS
 
 
@@ -131,5 +130,4 @@ def test_a_classifier_that_does_not_end_in_a_linear_layer_keeps_its_head(tmp_pat
 
     monkeypatch.setattr(model, "forward", scaled)
     encoder = load_builtin(saved("vit", tmp_path), "cpu")
-    assert (encoder.layers, encoder.views) == (None, ())
-    assert "linear" in encoder.why_not
+    assert (encoder.last, encoder.views) == (None, ())

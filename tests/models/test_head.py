@@ -8,11 +8,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
+from tunable_magmax.models.encoder import image_tower, load_encoder
+from tunable_magmax.models.head import (
+    Head,
+    load_head,
+    mean_head,
+    name_head,
+    read_templates,
+    require_match,
+    save_head,
+    sentences,
+)
 from tunable_magmax.models.prepared import embed_inputs
-from tunable_magmax.models.prompts import read_templates, sentences
-from tunable_magmax.models.tower import image_tower
 
 CLASSES = ("hello", "good_bye", "my_bills", "pay")
 IMAGES = [tiny.picture((200, 30, 30), 1), tiny.picture((30, 30, 200), 2), tiny.picture((9, 99, 9), 3)]

@@ -10,10 +10,9 @@ from models import tiny
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import image_tower, load_encoder, save_encoder, trainable
 from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import read_state
-from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 
 IMAGES = [tiny.picture((200, 30, 30), 1), tiny.picture((30, 30, 200), 2, 33)]
 TEXTS = ["hello", "pay my bills"]
@@ -69,7 +68,7 @@ def prepared(encoder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_is_what_gets_a_gradient(tmp_path, kind):
     encoder = load(kind, tmp_path)
-    named = dict(trainable(encoder))
+    named = trainable(encoder)
     encoder.module.train()
     encoder.pool(prepared(encoder)).square().mean().backward()
     assert encoder.module.training
@@ -125,7 +124,7 @@ def test_a_directory_is_there_entirely_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tunable_magmax.models.tower.put_companions", fails)
+        patch.setattr("tunable_magmax.models.encoder.put_companions", fails)
         with pytest.raises(StorageError, match=r"out: could not be written \(No space left on device\)"):
             save_encoder(encoder, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vit"]

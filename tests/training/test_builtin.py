@@ -68,7 +68,7 @@ def test_the_encoder_goes_on_and_the_classifier_is_new(tmp_path, monkeypatch, ki
 
     def move(learner, *_, **__):
         with torch.no_grad():
-            for parameter in learner.parameters:
+            for parameter in learner.module.parameters():
                 parameter += 1
         return TaskResult(1, 1, 1.0, 1.0)
 

@@ -13,14 +13,14 @@ from torch.nn.functional import normalize
 from tunable_magmax.data.samples import Samples, text_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import load_encoder, trainable
 from tunable_magmax.models.prepared import prepare
-from tunable_magmax.models.tower import trainable
 from tunable_magmax.training.config import Optimisation
 from tunable_magmax.training.loop import Learner, augment, draw_epoch, learning_rate, train_task
 
 CPU = torch.device("cpu")
 
+LABELS = torch.arange(10) % 2
 OPTIONS = Optimisation(epochs=3, batch=4, lr=1e-3, warmup=2)
 
 
@@ -32,7 +32,7 @@ def load(kind, folder):
 
 def inputs_of(encoder):
     """Ten inputs of two classes."""
-    labels = [k % 2 for k in range(10)]
+    labels = LABELS.tolist()
     if encoder.image_processor is None:
         words = [f"{'my good'[: k + 2]} {('pay', 'bill', 'card')[k % 3]}" for k in range(10)]
         return prepare(encoder, text_samples("ten", words, list(map(str, labels))))
@@ -46,8 +46,8 @@ def rows_of(encoder):
 
 
 def learner(encoder, options):
-    rows, parameters = rows_of(encoder), [parameter for _, parameter in trainable(encoder, options.freeze)]
-    return Learner(encoder.module, parameters, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
+    rows, _ = rows_of(encoder), trainable(encoder, options.freeze)
+    return Learner(encoder.module, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
 
 
 def plainly(encoder, inputs, options, seed, task):
@@ -68,7 +68,7 @@ def plainly(encoder, inputs, options, seed, task):
             optimiser.param_groups[0]["lr"] = learning_rate(step, 9, options.lr, 2)
             optimiser.zero_grad()
             features = normalize(encoder.pool(batch), dim=1)
-            loss = torch.nn.functional.cross_entropy(features @ rows.T, inputs.labels[chosen])
+            loss = torch.nn.functional.cross_entropy(features @ rows.T, LABELS[chosen])
             loss.backward()
             if options.clip is not None:
                 torch.nn.utils.clip_grad_norm_(encoder.module.parameters(), options.clip)
@@ -86,9 +86,7 @@ def test_a_task_is_what_a_plain_loop_gives(tmp_path, kind, change):
     inputs, reports = inputs_of(encoder), []
     losses = plainly(expected, inputs, options, 7, 1)
     before = torch.random.get_rng_state()
-    result = train_task(
-        learner(encoder, options), inputs, inputs.labels, options, seed=7, task=1, report=reports.append
-    )
+    result = train_task(learner(encoder, options), inputs, LABELS, options, seed=7, task=1, report=reports.append)
     assert torch.equal(torch.random.get_rng_state(), before)  # nobody else's random numbers are touched
     assert (result.steps, result.samples) == (9, 10)
     assert result.loss == pytest.approx(np.mean(losses), abs=1e-5)
@@ -114,9 +112,9 @@ def test_out_of_memory_names_the_batch_size(tmp_path, error):
     def fails(batch):
         raise error
 
-    broken = Learner(encoder.module, [*encoder.module.parameters()], fails, torch.Tensor.float)
+    broken = Learner(encoder.module, fails, torch.Tensor.float)
     with pytest.raises(InputError, match=r"train\.batch 4.*--set train\.batch=2"):
-        train_task(broken, inputs, inputs.labels, OPTIONS, seed=0)
+        train_task(broken, inputs, LABELS, OPTIONS, seed=0)
     assert not encoder.module.training
 
 

@@ -257,8 +257,8 @@ def test_samples_are_kept_of_what_was_not_trained_on_or_not_at_all(start, tmp_pa
     model, tokenizer = start
     record_base(tmp_path / "run", model, tokenizer)
     held = [("good bye my card", "part"), ("hello my card", "greet")]
-    with pytest.warns(UserWarning, match="travel's checkpoint has 4 classes, the data show 2; .*'owe', 'card'"):
-        record_task(tmp_path / "run", "travel", model, DATA["travel"], eval_data=held, keep=1)
+    # Its classifier has the classes of later tasks, too: no reason for a warning, which would be an error here.
+    record_task(tmp_path / "run", "travel", model, DATA["travel"], eval_data=held, keep=1)
     record_task(tmp_path / "run", "bank", model, DATA["bank"], keep=0)
     record_task(tmp_path / "run", "again", model, eval_data=held)
     run = Run.open(tmp_path / "run")

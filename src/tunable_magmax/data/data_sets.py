@@ -74,7 +74,7 @@ class Split:
 class DataSet(ABC):
     """What to learn, in which order.
 
-    `kind`: what the inputs are. `prompts`: the name of the templates that suit the class names (`models/prompts.py`),
+    `kind`: what the inputs are. `prompts`: the name of the templates that suit the class names (`models/head.py`),
     or templates.
     """
 

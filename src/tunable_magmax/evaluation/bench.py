@@ -280,9 +280,9 @@ class Bench(AbstractContextManager["Bench"]):
         matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
         key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
         if key not in self._folded:
-            parts = self._labelled_rows(spec, site, check) or [Rows.of(np.zeros((0, self.encoder.dim)), [])]
+            parts = self._labelled_rows(spec, site, check) or [Rows(np.zeros((0, self.encoder.dim)), [])]
             fields = ("features", "labels", "counts", "judged")
-            rows = Rows.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
+            rows = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
             _keep(self._folded, key, FoldedRows(rows, len(self.classes), device=self.encoder.device), FOLDED)
         self._folded.move_to_end(key)
         return self._folded[key]
@@ -293,7 +293,7 @@ class Bench(AbstractContextManager["Bench"]):
             known = np.flatnonzero(data.labels >= 0) if data is not None else ()
             if data is not None and len(known):
                 features = self.rows(self.features(spec, data, check)[known])
-                parts.append(Rows.of(features, data.labels[known], count * self._task_counts(data, site)[known]))
+                parts.append(Rows(features, data.labels[known], count * self._task_counts(data, site)[known]))
         if site.moved and not self.is_builtin:
             parts += self._moved_rows(spec, site, judges=not parts)
         return parts
@@ -336,7 +336,7 @@ class Bench(AbstractContextManager["Bench"]):
                     self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
                 before, shares = self._moves[key]
                 rows = unit_rows(rows + shares @ (self._anchor_rows(spec, anchors) - before))
-            parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
+            parts.append(Rows(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 
     def _anchors(self, site: SiteFacts) -> list[BenchData]:

@@ -110,7 +110,7 @@ def run_demo(
     """
     for module in ("transformers", "PIL", "matplotlib"):
         required(module)
-    from tunable_magmax.experiments.glyph_encoder import one_thread
+    from tunable_magmax.models.prepared import one_thread
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from tunable_magmax.experiments.glyphs import (
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head, mean_head
-from tunable_magmax.models.prepared import embed_inputs
+from tunable_magmax.models.prepared import embed_inputs, one_thread
 from tunable_magmax.models.pretrained import PROCESSOR_FILE, quiet
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ HEAD_SCALE = 3.0  # low: cosines must come close to 1 before the loss is content
 def glyph_base(path: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Path:
     """Pre-trains the encoder on characters that the benchmark lacks, and saves it in `path`.
 
-    Always on one thread of the CPU, where one seed gives the same bytes again.
+    Always on one thread of the CPU, where one seed gives the same bytes again; so small a model gains little from more.
     """
     import torch
 
@@ -76,19 +75,6 @@ def glyph_head(encoder: Encoder, classes: Sequence[str]) -> Head:
     pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
     features = embed_inputs(encoder, pictures)
     return mean_head(features, np.repeat(np.arange(len(classes)), len(FONTS)), classes, HEAD_SCALE)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Computes on one thread: so small a model gains little from more, and sums then do not depend on their number."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _model() -> Any:

@@ -8,8 +8,9 @@ so a head may be fitted to either.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.companions import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.data.arrays import limited
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.models.encoder import Encoder, input_tools
+from tunable_magmax.models.encoder import Encoder, arguments, input_tools
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.prepared import embed_prepared, prepare
@@ -37,97 +39,71 @@ TANH_FACTOR = 2.0**-12
 """tanh(x) is x to float32's precision where x is made so small."""
 SHIFT_FACTOR = 8.0
 """ReLU and GELU pass on what is shifted by so many times the largest value that was seen."""
+TRIED = 10
+"""Samples of each class that show which row of a classifier without names it is."""
+AGREEMENT = 2 / 3
+"""The share of these that must get the row of their class."""
 
 
-class ClassifierLayers:
-    """The last linear layer of a classifier and the hidden one before it, whose inputs a forward pass now returns.
+@dataclass(frozen=True, eq=False)
+class BuiltinEncoder(Encoder):
+    """An encoder with its own classifier. `labels`: the names of its classes.
 
-    `views`: what of a row a head may be fitted to; `dim`: the width of a row.
+    `last`, `hidden`: the names of its last linear layer and of the hidden one before it, whose inputs are its rows.
+    `views`: what of a row a head may be fitted to. Without `last`, the logits are not those of a linear layer: no
+    fitted head can be written, and the logits are the rows.
     """
 
-    def __init__(self, module: nn.Module, last: str, hidden: str | None, activation: str | None) -> None:
-        self.activation, self._names = activation, (last, hidden)
-        self._last: Any = module.get_submodule(last)
-        width: Any = self._last.in_features
-        # The logits are what the last layer gives, of decoders for one token: now they are what it reads, there too.
-        self._last.register_forward_hook(lambda layer, inputs, output: inputs[0])
-        self.dim: int = width
-        self.views: tuple[View, ...] = (View(INPUT, slice(0, self.dim), bias=self._last.bias is not None),)
-        self._caught = threading.local()
-        if hidden is not None:
-            layer: Any = module.get_submodule(hidden)
-            layer.register_forward_pre_hook(lambda layer, inputs: setattr(self._caught, TOKEN, inputs[0]))
-            self.views = (*self.views, View(TOKEN, slice(self.dim, self.dim + layer.in_features), old=False))
-            self.dim += layer.in_features
+    labels: tuple[str, ...] = ()
+    last: str | None = None
+    hidden: str | None = None
+    views: tuple[View, ...] = ()
+    caught: threading.local = field(default_factory=threading.local)
+    """What the hidden layer has read last, in each thread."""
 
-    def features(self, logits: Tensor) -> Tensor:
-        """Returns the rows [n, width of both] of this thread's last forward pass, which gave the `logits`."""
+    def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         import torch
 
-        return torch.cat([logits, *(getattr(self._caught, view.name) for view in self.views[1:])], dim=1)
+        module: Any = self.module
+        rows: Tensor = module(**arguments(batch)).logits  # what the last layer reads, if there is one
+        return rows if self.hidden is None else torch.cat([rows, self.caught.inputs], dim=1)
 
+    @property
     def linear(self) -> Linear:
-        """Returns the last layer as a head over whole rows."""
-        weight = self._last.weight.detach().double().cpu().numpy()
-        full = np.zeros((len(weight), self.dim))
-        full[:, : weight.shape[1]] = weight
-        bias = self._last.bias
-        return Linear(full, np.zeros(len(full)) if bias is None else bias.detach().double().cpu().numpy())
+        """The classifier as it is in the module now, over whole rows."""
+        count = len(self.labels)
+        if self.last is None:
+            return Linear(np.eye(count), np.zeros(count))
+        layer: Any = self.module.get_submodule(self.last)
+        weight = np.zeros((count, self.dim))
+        weight[:, : layer.in_features] = layer.weight.detach().double().cpu().numpy()
+        return Linear(weight, np.zeros(count) if layer.bias is None else layer.bias.detach().double().cpu().numpy())
 
     def tensors(self, head: Linear, view: str, largest: float) -> dict[str, NDArray[np.float32]]:
         """Returns the tensors, by the module's names, that make the module give a head's logits.
 
         `view`: what the head reads; `largest`: the largest absolute value that a row has there.
         """
-        last, hidden = self._names
         columns = next(each.columns for each in self.views if each.name == view)
         made: dict[str, NDArray[Any]] = {}
         weight, bias = head.weight[:, columns], head.bias
         if view == TOKEN:
             passing, shift = np.eye(weight.shape[1]), 0.0
-            if self.activation == "tanh":
+            if HIDDEN_LAYERS[self.family][1] == "tanh":
                 passing, weight = TANH_FACTOR * passing, weight / TANH_FACTOR
             else:
                 shift = SHIFT_FACTOR * 2.0 ** np.ceil(np.log2(max(1.0, largest)))
                 bias = bias - shift * weight.sum(axis=1)
-            made = {f"{hidden}.weight": passing, f"{hidden}.bias": np.full(len(passing), shift)}
-        made[f"{last}.weight"] = weight
-        if self._last.bias is not None:
-            made[f"{last}.bias"] = bias
+            made = {f"{self.hidden}.weight": passing, f"{self.hidden}.bias": np.full(len(passing), shift)}
+        made[f"{self.last}.weight"] = weight
+        if self.views[0].bias:
+            made[f"{self.last}.bias"] = bias
         return {name: values.astype(np.float32) for name, values in made.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class BuiltinEncoder(Encoder):
-    """An encoder with its own classifier. `layers`: None if no fitted head can be written there; `why_not` says why.
-
-    Then its embeddings are its logits. `labels`: the names of its classes.
-    """
-
-    labels: tuple[str, ...] = ()
-    layers: ClassifierLayers | None = None
-    why_not: str | None = None
-
-    def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
-        module: Any = self.module
-        logits: Tensor = module(**batch if isinstance(batch, Mapping) else {"pixel_values": batch}).logits
-        return logits if self.layers is None else self.layers.features(logits)
-
-    @property
-    def linear(self) -> Linear:
-        """The classifier as it is in the module now."""
-        count = len(self.labels)
-        return Linear(np.eye(count), np.zeros(count)) if self.layers is None else self.layers.linear()
 
     @property
     def head(self) -> Head:
         """The classifier with the names of its classes."""
         return Head.of(self.linear.weight, self.labels, 1.0, self.linear.bias, builtin=True)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """What a head may be fitted to; none if it could not be written."""
-        return () if self.layers is None else self.layers.views
 
 
 def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
@@ -139,21 +115,24 @@ def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
 def load_builtin(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> BuiltinEncoder:
     """Loads a checkpoint with its own classifier; what prepares inputs comes from there, or else from `assets`."""
     path = located(path)
-    folders = find_folders(path, None if assets is None else located(assets))
+    folders = find_folders(path, assets)
     state, digest = read_state(path)
     config = ModelConfig.of(folders[0])
     assert config is not None
     return builtin_encoder(config.content, state, digest, path, folders, device)
 
 
-def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence[int]) -> NDArray[np.int64]:
-    """Counts which row the classifier answers for labelled samples of each class [classes, rows]."""
-    prepared = prepare(encoder, samples, positions)
-    assert prepared.labels is not None
-    answers = encoder.head.logits(embed_prepared(encoder, prepared)).argmax(axis=1)
-    counts = np.zeros((len(samples.classes), len(encoder.labels)), dtype=np.int64)
-    np.add.at(counts, (prepared.labels.cpu().numpy(), answers), 1)
-    return counts
+def rows_by_answers(encoder: BuiltinEncoder, samples: Samples) -> dict[str, int]:
+    """Returns the row of each class by what a classifier answers for its samples; nothing if that is not clear."""
+    labels = samples.require_labels()
+    prepared = prepare(encoder, samples, limited(range(len(samples)), labels, TRIED, 0))
+    answers = encoder.head.logits(embed_prepared(encoder, prepared)).argmax(axis=1).tolist()
+    votes = Counter(zip((labels[position] for position in prepared.positions), answers, strict=True))
+    rows = dict(sorted(votes, key=lambda pair: votes[pair]))  # of a class, the row with the most votes comes last
+    agreeing = sum(votes[pair] for pair in rows.items())
+    if len({*rows.values()}) < len(rows) or agreeing < AGREEMENT * len(answers):
+        return {}
+    return {samples.classes[label]: row for label, row in rows.items()}
 
 
 def builtin_encoder(
@@ -177,19 +156,15 @@ def builtin_encoder(
         config._name_or_path = ""
         module = load_module(model_class, config, state, path)
         tools = input_tools(module, path, folders, device)
-    count = int(config.num_labels)
-    labels = ModelConfig(path, dict(content)).labels or tuple(f"LABEL_{k}" for k in range(count))
-    found = BuiltinEncoder(module, "logits", count, digest, path, **tools, labels=labels)
-    layers = _find_layers(found)
-    if isinstance(layers, str):
-        return replace(found, why_not=layers)
-    return replace(found, layers=layers, dim=layers.dim)
+    labels = ModelConfig(path, dict(content)).labels
+    assert labels is not None
+    return _with_layers(BuiltinEncoder(module, "logits", len(labels), digest, path, **tools, labels=labels))
 
 
-def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
-    """Finds the last layer: linear, with a row for each label, and what it gives are the model's logits.
+def _with_layers(encoder: BuiltinEncoder) -> BuiltinEncoder:
+    """Has the last layer's input take the place of the logits, and catches that of the hidden layer before it.
 
-    Returns what is wrong if there is none.
+    The last layer is linear, has a row for each label, and what it gives are the model's logits.
     """
     import torch
     from torch import nn
@@ -197,35 +172,31 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | str:
     module: Any = encoder.module
     layers = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
     named = [name for name, layer in layers.items() if layer.out_features == len(encoder.labels)]
-    caught: dict[str, Any] = {}
-
-    def catcher(name: str) -> Any:
-        return lambda layer, inputs, output: caught.update({name: output})
-
+    outputs: dict[nn.Module, Tensor] = {}
     if encoder.image_processor is None:
         probe: Any = encoder.prepare_texts(["a text"])
     else:
         probe = encoder.prepare_images([required("PIL.Image").new("RGB", (32, 32), (127, 127, 127))])
-    handles = [layers[name].register_forward_hook(catcher(name)) for name in named]
-    try:
-        with encoder.evaluating(), torch.inference_mode():
-            logits = encoder.pool(probe)
-    finally:
-        for handle in handles:
-            handle.remove()
+    handles = [layers[name].register_forward_hook(lambda *call: outputs.update({call[0]: call[2]})) for name in named]
+    with torch.inference_mode():
+        logits = encoder.pool(probe)
+    for handle in handles:
+        handle.remove()
     # Decoders classify every token, and take what the last one gives.
-    last = next((name for name in reversed(named) if name in caught and _ends_in(caught[name], logits)), None)
+    ends = {name: outputs[layers[name]].flatten(0, -2)[-1] for name in named if layers[name] in outputs}
+    last = next((name for name in reversed(ends) if bool((ends[name] == logits[0]).all())), None)
     if last is None:
-        return "the model's logits are not those of a linear layer"
-    hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
-    layer = layers.get(str(hidden))
-    square = layer is not None and layer.in_features == layer.out_features == layers[last].in_features
+        return encoder
+    width, caught = layers[last].in_features, encoder.caught
+    # Of decoders the logits are for one token: now they are what the last layer reads, there too.
+    layers[last].register_forward_hook(lambda layer, inputs, output: inputs[0])
+    view = View(INPUT, slice(0, width), bias=layers[last].bias is not None)
+    encoder = replace(encoder, dim=width, last=last, views=(view,))
+    hidden, activation = HIDDEN_LAYERS.get(encoder.family, ("", None))
+    before = layers.get(hidden)
     usual = getattr(module.config, "pooler_hidden_act", activation) == activation
-    if layer is None or not square or layer.bias is None or not usual:
-        hidden = activation = None
-    return ClassifierLayers(module, last, hidden, activation)
-
-
-def _ends_in(output: Tensor, logits: Tensor) -> bool:
-    """Returns whether a layer's output, of whole inputs or of each token, is the logits [1, classes]."""
-    return bool((output.reshape(-1, output.shape[-1])[-1] == logits[0]).all())
+    if before is None or before.bias is None or not usual or not before.in_features == before.out_features == width:
+        return encoder
+    before.register_forward_pre_hook(lambda layer, inputs: setattr(caught, "inputs", inputs[0]))
+    views = (view, View(TOKEN, slice(width, 2 * width), old=False))
+    return replace(encoder, dim=2 * width, hidden=hidden, views=views)

@@ -1,4 +1,4 @@
-"""Loads encoders on transformers, which embed images or texts; each family of models has its own pooling.
+"""Loads, trains and saves encoders on transformers, which embed images or texts; each family has its own pooling.
 
 | family (`model_type`) | embedding |
 | --- | --- |
@@ -12,14 +12,17 @@ Embeddings are raw: not normalised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.errors import InputError, required
+from tunable_magmax.checkpoints.tensors import Signature, find_renaming
+from tunable_magmax.errors import InputError, closest, required, some_of
+from tunable_magmax.files import write_folder
 from tunable_magmax.models.pretrained import (
     find_folders,
     first_line,
@@ -27,9 +30,11 @@ from tunable_magmax.models.pretrained import (
     load_module,
     load_tokenizer,
     pools_first_token,
+    put_companions,
     quiet,
     read_config,
     read_state,
+    tensors_digest,
     text_length,
 )
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean", "logits"]
 WHOLE = ("clip", "siglip")
+IMAGE_SIDE = ("vision_model.", "visual_projection.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +64,12 @@ class Encoder:
     tokenizer: Any = None
     text_length: int | None = None
     folders: tuple[Path, ...] = ()
-    names: dict[str, str] = field(default_factory=dict)
-    """What the checkpoint that was put in last calls the module's tensors, where that differs."""
 
     @property
     def family(self) -> str:
         """ "clip" or "siglip" for whole models with two towers; else the model type."""
-        return _family(self.module)
+        module: Any = self.module
+        return str(module.config.model_type)
 
     @property
     def is_whole(self) -> bool:
@@ -130,8 +135,8 @@ class Encoder:
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
         module: Any = self.module
-        texts = isinstance(batch, Mapping)
-        inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
+        inputs = arguments(batch)
+        texts = "input_ids" in inputs
         if self.is_whole:
             pooled: Tensor = (module.text_model if texts else module.vision_model)(**inputs).pooler_output
             if self.family != "clip":
@@ -145,18 +150,8 @@ class Encoder:
         states: Tensor = output.last_hidden_state
         if self.pooling == "first":
             return states[:, 0]
-        mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)  # type: ignore[index]
+        mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
         return (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Puts the module into evaluation mode, and afterwards back into the mode it was in."""
-        training = self.module.training
-        self.module.eval()
-        try:
-            yield
-        finally:
-            self.module.train(training)
 
 
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
@@ -167,18 +162,17 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     """
     transformers = required("transformers")
     path = located(path)
-    folders = find_folders(path, None if assets is None else located(assets))
+    folders = find_folders(path, assets)
     with quiet():
         config = read_config(folders[0])
         state, digest = read_state(path, assets)
         module = load_module(_model_class(transformers, config, state, folders[0]), config, state, path, "pooler")
-        projected = _family(module) == "clip" or hasattr(module, "visual_projection")
-        pooling: Pooling = "projected"
-        if not projected and module.main_input_name == "input_ids" and _family(module) not in WHOLE:
+        pooling: Pooling = "first" if getattr(module, "pooler", True) is None else "pooled"
+        if config.model_type == "clip" or hasattr(module, "visual_projection"):
+            pooling = "projected"
+        elif module.main_input_name == "input_ids" and config.model_type not in WHOLE:
             pooling = "first" if pools_first_token(folders) else "mean"
-        elif not projected:
-            pooling = "first" if getattr(module, "pooler", True) is None else "pooled"
-        dim = int(config.projection_dim) if projected else _hidden_size(config, folders[0])
+        dim = int(config.projection_dim) if pooling == "projected" else _hidden_size(config, folders[0])
         return Encoder(module, pooling, dim, digest, path, **input_tools(module, path, folders, device))
 
 
@@ -198,37 +192,21 @@ def input_tools(module: Any, path: Path, folders: Sequence[Path], device: str | 
     """Moves a loaded model to its device; returns what prepares its inputs, from the first of `folders` that has it."""
     transformers = required("transformers")
     module.to(usable_device(device)).eval()
-    whole = _family(module) in WHOLE
+    whole = module.config.model_type in WHOLE
     images, texts = (whole or module.main_input_name == name for name in ("pixel_values", "input_ids"))
     if not images and not texts:
         raise InputError(f"{path}: {type(module).__name__} takes neither images nor texts")
-    tokenizer = load_tokenizer(transformers, folders, required=not images) if texts else None
-    if tokenizer is not None:
-        _set_padding(module.config, tokenizer, path)
     return {
         "image_processor": load_image_processor(transformers, folders) if images else None,
-        "tokenizer": tokenizer,
+        "tokenizer": load_tokenizer(transformers, module.config, folders, required=not images) if texts else None,
         "text_length": text_length(module.config, folders) if texts else None,
         "folders": tuple(folders),
     }
 
 
-def _set_padding(config: Any, tokenizer: Any, path: Path) -> None:
-    """Gives decoders that were saved without a padding token the one that their model names, or that ends a text."""
-    if tokenizer.pad_token is None:
-        known = getattr(config, "pad_token_id", None)
-        tokenizer.pad_token = tokenizer.eos_token if known is None else tokenizer.convert_ids_to_tokens(known)
-    if tokenizer.pad_token is None:
-        raise InputError(f"{path}: its tokenizer has neither a padding token nor one that ends a text; give it one")
-    if getattr(config, "pad_token_id", 0) is None:
-        config.pad_token_id = tokenizer.pad_token_id
-
-
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:
-    tower = "CLIPVisionModelWithProjection" if "visual_projection.weight" in state else "CLIPVisionModel"
-    named = {"clip": "CLIPModel", "siglip": "SiglipModel", "clip_vision_model": tower}.get(config.model_type)
-    if named is not None:
-        return getattr(transformers, named)
+    if config.model_type == "clip_vision_model" and "visual_projection.weight" in state:
+        return transformers.CLIPVisionModelWithProjection
     try:
         return transformers.AutoModel._model_mapping[type(config)]
     except KeyError:
@@ -244,48 +222,83 @@ def _hidden_size(config: Any, home: Path) -> int:
     return sizes
 
 
-def _family(module: Any) -> str:
-    return str(module.config.model_type)
+def arguments(batch: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns prepared inputs as a module takes them: a tensor is pixels, a mapping is tokens."""
+    return batch if isinstance(batch, Mapping) else {"pixel_values": batch}
 
 
 def put_weights(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """Puts the tensors of a checkpoint into an encoder's module.
 
-    Old checkpoints and those with a head have other names than the module; transformers, which knows all the rules,
-    makes a second module of them. Where that only renames tensors, the names are kept for the next checkpoint.
+    Those of a model with a head are found under its prefix. Where that is not all, as with old names, a second module
+    is made of the checkpoint by transformers, which knows all the rules.
     """
     module: Any = encoder.module
-    own, names = module.state_dict(), encoder.names
-    placed: dict[str, Any] = {name: state.get(names.get(name, name)) for name in own}
+    own = module.state_dict()
+    renaming = find_renaming(own, Signature({}, {name: name for name in state}))
+    placed: dict[str, Any] = {name: state.get(renaming(name)) for name in own}
     if any(tensor is None or tensor.shape != own[name].shape for name, tensor in placed.items()):
-        placed = _loaded(encoder, state)
-        if not names:
-            names.update(_learned_names(encoder, state, placed))
-    module.load_state_dict({name: placed[name] for name in own})
+        may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
+        placed = load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()
+    module.load_state_dict(placed)
 
 
-def _loaded(encoder: Encoder, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the tensors of a second module, made of a checkpoint's."""
-    module: Any = encoder.module
-    may_lack = "pooler" if getattr(module, "pooler", True) is None else ""
-    return load_module(type(module), module.config, state, encoder.path, may_lack).state_dict()  # type: ignore[no-any-return]
+# -- training and saving ----------------------------------------------------------------------------------------------
 
 
-def _learned_names(encoder: Encoder, state: Mapping[str, Tensor], placed: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns what a checkpoint calls the tensors of a module, which hold its values as `placed`.
+def image_tower(encoder: Encoder) -> Encoder:
+    """Returns the image tower of a whole CLIP or SigLIP, with its own copy of the weights; other encoders as is.
 
-    A module of numbered tensors shows where each comes from. Tensors that are more than renamed have their own names.
+    The tower embeds images exactly as the whole does. Its digest is that of the checkpoint it makes when it is saved.
     """
-    import torch
+    if not encoder.is_whole:
+        return encoder
+    whole: Any = encoder.module
+    config = copy.deepcopy(whole.config.vision_config)
+    if encoder.family == "clip":
+        config.projection_dim = whole.config.projection_dim  # the vision part may say something else
+    named = "CLIPVisionModelWithProjection" if encoder.family == "clip" else "SiglipVisionModel"
+    state = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith(IMAGE_SIDE)}
+    module = load_module(getattr(required("transformers"), named), config, state, encoder.path)
+    module = module.to(encoder.device).eval()
+    # Over the names that were loaded: transformers saves under these, whatever the module calls them.
+    return replace(encoder, module=module, digest=tensors_digest(state), tokenizer=None, text_length=None)
 
-    numbered = {name: torch.full(tensor.shape, float(k)) for k, (name, tensor) in enumerate(state.items())}
-    given, names = list(state), {}
-    for name, tensor in _loaded(encoder, numbered).items():
-        source = given[min(int(tensor.flatten()[0]), len(given) - 1)] if tensor.numel() else name
-        renamed = (
-            source in state
-            and state[source].shape == tensor.shape
-            and state[source].to(placed[name]).equal(placed[name])
+
+def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+    """Returns the parameters to train by name, in the module's order; only these require gradients afterwards.
+
+    All, on the image side where there are two towers, less what a pattern of `freeze` (as in a shell: `*`, `?`,
+    `[...]`) matches. A pooler that is not used or a mask token get no gradient, so they stay as they are.
+    """
+    named = dict(encoder.module.named_parameters())
+    names = [name for name in named if not encoder.is_whole or name.startswith(IMAGE_SIDE)]
+    idle = [pattern for pattern in freeze if not any(fnmatchcase(name, pattern) for name in names)]
+    if idle:
+        shown = some_of(idle, show=lambda pattern: f"{pattern!r}{closest(pattern, names)}")
+        raise InputError(
+            f"nothing of {encoder.path} is called {shown}: patterns of what to freeze must match a parameter; it has "
+            f"{len(names)}, such as {some_of(names, show=repr)}"
         )
-        names[name] = source if renamed else name
-    return names
+    chosen = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in freeze)]
+    if not chosen:
+        raise InputError(f"all {len(names)} parameters of {encoder.path} are frozen: nothing is left to train")
+    for name, parameter in named.items():
+        parameter.requires_grad_(name in chosen)
+    return {name: named[name] for name in chosen}
+
+
+def save_encoder(encoder: Encoder, path: Path, classifier: Any = None) -> None:
+    """Writes an encoder, or a classifier on it, as a directory that transformers and `load_encoder` read.
+
+    config.json, model.safetensors in float32, and what prepares the inputs: completely or not at all.
+    """
+
+    def fill(folder: Path) -> None:
+        model: Any = encoder.module if classifier is None else classifier
+        with quiet():
+            # transformers' own way, which gives tensors back the names that they were loaded with.
+            model.save_pretrained(folder, max_shard_size="1000GB")
+            put_companions(encoder.folders, folder, encoder.image_processor is not None, encoder.tokenizer is not None)
+
+    write_folder(path, fill)

@@ -9,10 +9,9 @@ machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor
 from tunable_magmax.data.arrays import Floats, Ints
 from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
+from tunable_magmax.models.prepared import one_thread
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
 START = 4
@@ -34,8 +34,8 @@ LEAST_GAIN = 0.002
 CONSTANT_RIDGE = 1e-3
 """Of the mean square of the features: the ridge of the direction along which they are constant."""
 SMALL_FIT = 1e9
-"""Rows times the square of their width. A point of the studio, far below it, took 0.30 s with two threads, 0.19 with
-one."""
+"""Rows times the square of their width, below which threads mostly wait for each other: a point of the studio took
+0.30 s with two, 0.19 with one."""
 SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
@@ -44,27 +44,19 @@ FoldFit: TypeAlias = tuple[Ints, Tensor, Discriminant]
 """The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
     """Labelled features that a head is fitted to.
 
     `features` [n, dim]; `labels` [n]: class indices; `counts` [n]: how much each counts for its class, 1 unless classes
     are shared by tasks that matter differently; `judged` [n]: whether a row may judge (it was embedded as the site's
-    inputs will be).
+    inputs will be), by default all.
     """
 
-    features: Floats
-    labels: Ints
-    counts: Floats
-    judged: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> Rows:
-        """Makes rows of arrays; by default all count alike and all may judge."""
-        matrix, owners = np.asarray(features, dtype=np.float64), np.asarray(labels, dtype=np.int64)
-        count = np.ones(len(matrix)) if counts is None else np.asarray(counts, dtype=np.float64)
-        may = np.ones(len(matrix), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
-        return cls(matrix, owners, count, may)
+    def __init__(self, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> None:
+        self.features: Floats = np.asarray(features, dtype=np.float64)
+        self.labels: Ints = np.asarray(labels, dtype=np.int64)
+        self.counts: Floats = np.asarray(np.ones(len(self)) if counts is None else counts, dtype=np.float64)
+        self.judged: NDArray[np.bool_] = np.asarray(np.ones(len(self)) if judged is None else judged, dtype=bool)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -105,10 +97,10 @@ class FittedHead:
     fit_factor: float
     loss: float | None
     old_loss: float | None
-    right: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    chances: Floats = field(default_factory=lambda: np.zeros(0))
-    row_weights: Floats = field(default_factory=lambda: np.zeros(0))
-    judged: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    right: NDArray[np.bool_]
+    chances: Floats
+    row_weights: Floats
+    judged: Ints
 
     @property
     def accuracy(self) -> float | None:
@@ -135,7 +127,7 @@ def fit_head(
 
     `old`: the old head, over the same features; `old_shares` [classes]: what of its logits is class imbalance.
 
-    >>> rows = Rows.of([[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]], [0, 0, 0, 1, 1, 1])
+    >>> rows = Rows([[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]], [0, 0, 0, 1, 1, 1])
     >>> fit_head(rows, [0.5, 0.5], None).linear.logits(np.array([[1.0, 0.0]])).argmax(axis=1).tolist()
     [0]
     """
@@ -143,33 +135,20 @@ def fit_head(
     if old is not None and old_shares is not None:
         old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
-    with _threads_for(folded.rows.features):
-        return _best_fit(folded, shares / shares.sum(), old, views or [WHOLE])
-
-
-@contextmanager
-def _threads_for(features: Floats) -> Iterator[None]:
-    """Lets torch use one thread for a small fit: its threads would mostly wait for each other."""
-    threads = torch.get_num_threads()
-    if features.size * features.shape[1] < SMALL_FIT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _best_fit(folded: FoldedRows, shares: Floats, old: Linear | None, views: Sequence[View]) -> FittedHead:
-    """Returns the best head on any view; the old one where that is as good."""
-    problem = _Problem(folded, shares, old, views[0])
-    old_fit = problem.old_only()
-    usable = [view for view in views if view.old or folded.present.all()]
-    if not len(folded.rows) or not usable:
+    views = views or [WHOLE]
+    usable = [view for view in views if view.old or folded.present.all()] if len(folded.rows) else []
+    features = folded.rows.features
+    with one_thread() if features.size * features.shape[1] < SMALL_FIT else nullcontext():
+        problem = _Problem(folded, shares / shares.sum(), old, views[0])
+        fits = [problem.fitted(view) for view in usable]
+    old_fit = problem.old_fit
+    if not fits:
         assert old_fit is not None, "there is neither a labelled sample nor an old head to make a head from"
         return old_fit
-    best = min(map(problem.fitted, usable), key=lambda fit: np.inf if fit.loss is None else fit.loss)
-    keeps_old = old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN)
-    return old_fit if keeps_old and old_fit is not None else best
+    best = min(fits, key=lambda fit: np.inf if fit.loss is None else fit.loss)
+    if old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN):
+        return old_fit
+    return best
 
 
 def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
@@ -193,13 +172,16 @@ class FoldedRows:
 
     def __init__(self, rows: Rows, classes: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.rows, self.classes = rows, classes
-        self.folds = _folds(rows.labels.tobytes(), seed)
+        self.folds = stratified_folds(rows.labels, seed)
         each = np.zeros((FOLDS, classes))
         np.add.at(each, (self.folds, rows.labels), 1.0)
         self.present = each.sum(axis=0) > 0
         elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
         self.judged = np.flatnonzero(rows.judged & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
+        folds = self.folds[self.judged]
+        self.places = {fold: np.flatnonzero(folds == fold) for fold in np.unique(folds).tolist()}
+        """The places of each fold's rows among the judged ones."""
         self.features, self.labels, self.counts = (
             torch.from_numpy(each).to(device) for each in (rows.features, rows.labels, rows.counts)
         )
@@ -225,11 +207,9 @@ class FoldedRows:
                 return found if anchors is None else found.with_anchors(self.tensor(anchors))
 
             parts = []
-            for fold in range(FOLDS):
-                places = np.flatnonzero(self.folds[self.judged] == fold)
-                if len(places):
-                    others = fit([k for k in range(FOLDS) if k != fold], torch.zeros_like(centre))
-                    parts.append((places, centred[self.judged[places]], others))
+            for fold, places in self.places.items():
+                others = fit([k for k in range(FOLDS) if k != fold], torch.zeros_like(centre))
+                parts.append((places, centred[self.judged[places]], others))
             self._fits[view.name] = fit(range(FOLDS), centre), parts
         return self._fits[view.name]
 
@@ -239,13 +219,11 @@ class FoldedRows:
         if key not in self._scores:
             scores = self.features.new_empty((len(self.judged), self.classes))
             whole, parts = self.fits(view)
+            away = self.constant(view)[1][:, None] - 1
             for places, features, others in parts:
                 weight, bias = others.linear(shrinkage)
-                found = features @ weight.T + bias
-                if not view.bias:  # the rows are less their centre, so the constant is not all of the bias
-                    away = self.constant(view)[1][places] - 1
-                    found += away[:, None] * (bias - weight @ whole.centre)
-                scores[places] = found
+                # The rows are less their centre, so the bias is not all that is constant.
+                scores[places] = features @ weight.T + bias + away[places] * (bias - weight @ whole.centre)
             self._scores[key] = _centred(scores)
         return self._scores[key]
 
@@ -259,10 +237,9 @@ class FoldedRows:
         if self._constant is None:
             features = self.features[:, view.columns]
             along = self.features.new_ones(len(self.judged))
-            for fold in np.unique(self.folds[self.judged]):
-                mine = np.flatnonzero(self.folds[self.judged] == fold)
+            for fold, places in self.places.items():
                 others = features[np.flatnonzero(self.folds != fold)]
-                along[mine] = features[self.judged[mine]] @ _constant_direction(others)
+                along[places] = features[self.judged[places]] @ _constant_direction(others)
             self._constant = _constant_direction(features), along
         return self._constant
 
@@ -278,12 +255,6 @@ def _constant_direction(features: Tensor) -> Tensor:
     return direction / max(float(mean @ direction), NO_VARIANCE)
 
 
-@lru_cache(8)
-def _folds(labels: bytes, seed: int) -> Ints:
-    """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
-    return stratified_folds(np.frombuffer(labels, dtype=np.int64), seed)
-
-
 class _Problem:
     """Folded rows at a site with some class shares: the heads that may be made of them, judged by their log loss."""
 
@@ -293,10 +264,8 @@ class _Problem:
         self.folded, self.old = folded, old
         self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
         self.direction, ones = folded.constant(first)
-        self.offset = folded.tensor(self.log_site)
-        """What is added to the scores of judged rows: [classes], or where there is no bias [judged, classes]."""
-        if not first.bias:
-            self.offset = ones[:, None] * self.offset
+        self.offset = ones[:, None] * folded.tensor(self.log_site)
+        """What is added to the scores of judged rows [judged, classes]."""
         self.row_weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
         self.labels, self.weights = folded.labels[judged], folded.tensor(self.row_weights)
         # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
@@ -304,35 +273,23 @@ class _Problem:
         self.targets = folded.tensor(unseen * shares).repeat(len(judged), 1)
         self.targets[torch.arange(len(judged)), self.labels] += 1 - unseen
         self.old_scores: list[Tensor] = []
-        self.old_pooled: tuple[float, float | None] = 1.0, None
-        """The old head's factor, and its loss if anything can judge."""
-        if old is not None and len(judged):
-            scores = folded.features[judged] @ folded.tensor(old.weight).T + folded.tensor(old.bias)
-            self.old_scores = [
-                _centred(scores if first.bias else scores + (ones - 1)[:, None] * folded.tensor(old.bias))
-            ]
-            (factor,), loss = self._pooled(self.old_scores, [1.0])
-            self.old_pooled = factor, loss
-
-    def old_only(self) -> FittedHead | None:
-        """Returns the old head with the site's shares, at the scale that the rows ask for."""
-        if self.old is None:
-            return None
-        factor, loss = self.old_pooled
-        judged = {} if loss is None else self._judgement(self.old_scores, [factor])
-        linear = self._linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
-        return FittedHead(linear, "old", "", len(self.folded.rows), None, factor, 0.0, loss, loss, **judged)
+        self.old_fit: FittedHead | None = None
+        """The old head with the site's shares, at the scale that the rows ask for."""
+        if old is not None:
+            weight, bias = folded.tensor(old.weight), folded.tensor(old.bias)
+            scores = folded.features[judged] @ weight.T + bias + (ones[:, None] - 1) * bias
+            self.old_scores = [_centred(scores)]
+            (factor,), least = self._pooled(self.old_scores, (1.0,))
+            loss = least if len(judged) else None
+            linear = self._linear(factor * old.weight, factor * old.bias + self.log_site)
+            judgement = self._judgement(self.old_scores, (factor,))
+            self.old_fit = FittedHead(linear, "old", "", len(rows), None, factor, 0.0, loss, loss, **judgement)
 
     def fitted(self, view: View) -> FittedHead:
         """Returns the best head on a view of the features."""
         old = self.old if view.old else None
         whole, _ = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
-        factors: tuple[float, ...] = (CAUTIOUS,) if old is None else (1.0, CAUTIOUS)
-        shrinkage, loss = SHRINKAGES[-1], None
-        judged: dict[str, Any] = {}
-        if len(self.labels):
-            shrinkage, factors, loss = self._search(view, factors)
-            judged = self._judgement(self._tables(view, shrinkage), factors)
+        shrinkage, factors, loss = self._search(view, (CAUTIOUS,) if old is None else (1.0, CAUTIOUS))
         old_factor, fit_factor = (0.0, *factors)[-2:]
         weight, bias = (each.cpu().numpy() for each in whole.linear(shrinkage))
         full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
@@ -340,8 +297,10 @@ class _Problem:
         offset = fit_factor * bias + self.log_site
         if old is not None:
             full, offset = full + old_factor * old.weight, offset + old_factor * old.bias
-        settings = (shrinkage, old_factor, fit_factor, loss, self.old_pooled[1])
-        return FittedHead(self._linear(full, offset), "fitted", view.name, len(self.folded.rows), *settings, **judged)
+        settings = (shrinkage, old_factor, fit_factor, loss, None if self.old_fit is None else self.old_fit.loss)
+        judgement = self._judgement(self._tables(view, shrinkage), factors)
+        linear, rows = self._linear(full, offset), len(self.folded.rows)
+        return FittedHead(linear, "fitted", view.name, rows, *settings, **judgement)
 
     def _linear(self, weight: NDArray[Any], offset: NDArray[Any]) -> Linear:
         """Returns a head with a bias, or with that in its matrix."""
@@ -352,8 +311,10 @@ class _Problem:
     def _tables(self, view: View, shrinkage: float) -> list[Tensor]:
         return [*(self.old_scores if view.old else []), self.folded.scores(view, shrinkage)]
 
-    def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float]:
+    def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float | None]:
         """Returns the shrinkage with the least loss, going downhill from `START`; its factors and its loss."""
+        if not len(self.labels):
+            return SHRINKAGES[-1], start, None
         tried: dict[int, tuple[tuple[float, ...], float]] = {}
         for step in (1, -1):
             k, guess = START, start
@@ -426,13 +387,11 @@ def least_loss(
         inner = curve[np.ix_(free, free)]
         step = np.zeros(len(factors))
         step[free] = np.linalg.solve(inner + 1e-12 * max(1.0, np.trace(inner)) * np.eye(len(free)), -slope[free])
-        size = 1.0
-        while size > 1e-12:
+        for size in 0.5 ** np.arange(40):
             tried = np.maximum(factors + size * step, 0.0)
             then, found = loss_of(tried)
             if then <= loss:
                 break
-            size /= 2
         else:
             break
         moved = np.abs(tried - factors).max() / max(1e-9, float(np.abs(factors).max()))

@@ -2,6 +2,7 @@
 
 Training reads a task's inputs many times, and experiments evaluate hundreds of models on the same ones. So files are
 opened, decoded and resized once; what is left for each batch is to gather rows and to normalise them on the device.
+A task's profile is made of embeddings, too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.images import map_in_threads
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.runs.kept import KEEP, keep_samples
+from tunable_magmax.runs.profile import ROWS, Profile
+from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +46,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] are indices into the samples' classes.
+    """Readable inputs of one kind, ready for an encoder; `positions` [n] are theirs among the samples.
 
     `inputs` by name: `pixels` uint8 [n, 3, height, width], or token ids and mask [n, tokens].
     """
 
-    kind: Kind
     positions: tuple[int, ...]
-    labels: Tensor | None
     inputs: dict[str, Tensor]
     device: torch.device
     normalise: Callable[[Tensor], Tensor]
@@ -62,7 +65,7 @@ class Prepared:
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
-        if self.kind == "image":
+        if "pixels" in self.inputs:
             return self.normalise(self.pixels(index))
         tokens = {name: _rows(values, index).to(self.device, non_blocking=True) for name, values in self.inputs.items()}
         if self.device.type == "cpu" and "attention_mask" in tokens:
@@ -90,9 +93,8 @@ class Prepared:
 
         index = torch.as_tensor(rows, dtype=torch.int64)
         positions = tuple(self.positions[row] for row in index.tolist())
-        labels = None if self.labels is None else _rows(self.labels, index)
         inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
-        return replace(self, positions=positions, labels=labels, inputs=inputs, failed=0)
+        return replace(self, positions=positions, inputs=inputs, failed=0)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -133,13 +135,11 @@ def prepare(
             progress("reading", len(kept) + len(failed), len(wanted))
     warn_unreadable(samples.origin, failed, len(wanted))
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
     device = encoder.device
     if device.type == "cuda":  # if there is no room, pinned memory, from which copies are fast
         fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
         inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
-    placed = None if labels is None else labels.to(device)
-    return Prepared(samples.kind, tuple(kept), placed, inputs, device, encoder.normalise, len(failed))
+    return Prepared(tuple(kept), inputs, device, encoder.normalise, len(failed))
 
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any]) -> NDArray[np.float32]:
@@ -170,15 +170,15 @@ def embed_prepared(
     order = prepared.by_length()
     parts: list[NDArray[np.float32]] = []
     done = 0
-    with encoder.evaluating():
-        work = lambda rows: _embed(encoder, prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
-        for part in in_parallel(work, len(prepared), size, device):
-            parts.append(part)
-            done += len(part)
-            if check is not None:
-                check()
-            if progress is not None:
-                progress("embedding", done, len(prepared))
+    encoder.module.eval()
+    work = lambda rows: _embed(encoder, prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
+    for part in in_parallel(work, len(prepared), size, device):
+        parts.append(part)
+        done += len(part)
+        if check is not None:
+            check()
+        if progress is not None:
+            progress("embedding", done, len(prepared))
     found = np.concatenate(parts)
     found[order] = found.copy()
     return found
@@ -245,7 +245,77 @@ def in_parallel(work: Callable[[range], _Result], samples: int, batch: int, devi
             torch.set_num_threads(before)  # threads that others begin would have the number that was set last
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes on one thread of the processor: sums then do not depend on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _decode(encoder: Encoder, inputs: Sequence[Any], kind: Kind) -> dict[str, Tensor]:
     if kind == "image":
         return {"pixels": encoder.decode_images(inputs)}
     return {name: values.cpu() for name, values in encoder.prepare_texts(inputs).items()}
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+def make_profile(
+    task: str,
+    samples: Samples,
+    encoder: Encoder,
+    *,
+    base: Encoder,
+    rows: int = ROWS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Makes the profile of a task from its data; `rows` seeded samples are embedded, by the base, too.
+
+    Samples that cannot be read are left out.
+    """
+    labels = np.array(samples.require_labels())
+    chosen = choose_rows(len(samples), rows, seed)
+    prepared = prepare(encoder, samples, chosen, progress=progress)
+    read = list(prepared.positions)
+    left = np.delete(labels, list(set(chosen).difference(read)))
+    counts = tuple(np.bincount(left, minlength=len(samples.classes)).tolist())
+    by_base, features = (embed_prepared(each, prepared, progress=progress) for each in (base, encoder))
+    digests = encoder.digest, base.digest
+    return Profile(task, len(left), samples.classes, *digests, counts, features, by_base, labels[read])
+
+
+def profile_task(
+    run: Run,
+    task: str,
+    encoder: Encoder,
+    base: Encoder,
+    samples: Samples,
+    held: Samples | None = None,
+    *,
+    keep: int = KEEP,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes the profile of a task, and keeps `keep` samples of each class, of those `held` out if there are such.
+
+    `options`: of `make_profile`. Returns what is to be entered into the run.
+    """
+    make_profile(task, samples, encoder, base=base, seed=seed, **options).save(run.profile_path(task))
+    kept = keep_samples(
+        run,
+        task,
+        samples if held is None else held,
+        per_class=keep,
+        source="training" if held is None else "evaluation",
+        size=encoder.picture_size,
+        seed=seed,
+    )
+    return {"profile": run.profile_name(task), "kept": kept}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, read_tensor
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError, required
@@ -162,36 +163,21 @@ def quiet() -> Iterator[None]:
 
 PROCESSOR_FILE = "preprocessor_config.json"
 IMAGE_FILES = (PROCESSOR_FILE, "processor_config.json")
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 POOLING_FILE = "1_Pooling/config.json"
 LENGTH_FILE = "sentence_bert_config.json"
-TEXT_FILES = (
-    *VOCABULARIES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    LENGTH_FILE,
-    POOLING_FILE,
-    "modules.json",
-    "config_sentence_transformers.json",
-)
+SENTENCE_FILES = (LENGTH_FILE, POOLING_FILE, "modules.json", "config_sentence_transformers.json")
+TOKENIZER_FILES = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TEXT_FILES = (*VOCABULARIES, *TOKENIZER_FILES, *SENTENCE_FILES)
 
 
-def find_folders(path: Path, assets: Path | None) -> tuple[Path, ...]:
+def find_folders(path: Path, assets: str | Path | None) -> tuple[Path, ...]:
     """Returns the directories to look for config.json, image processor and tokenizer; the first has a config.json."""
-    tried = [path if path.is_dir() else path.parent]
-    if assets is not None:
-        tried.append(assets if assets.is_dir() else assets.parent)
-    if any((folder / "config.json").is_file() for folder in tried):
-        return tuple(tried if (tried[0] / "config.json").is_file() else tried[1:])
+    places = [path] if assets is None else [path, located(assets)]
+    tried = [place if place.is_dir() else place.parent for place in places]
+    for k, folder in enumerate(tried):
+        if (folder / "config.json").is_file():
+            return tuple(tried[k:])
     if not path.exists():
         raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
     raise InputError(
@@ -215,7 +201,7 @@ def load_image_processor(transformers: Any, folders: Sequence[Path]) -> Any:
         raise InputError(f"{home}: the image processor cannot be loaded ({first_line(error)})") from None
 
 
-def load_tokenizer(transformers: Any, folders: Sequence[Path], required: bool) -> Any:
+def load_tokenizer(transformers: Any, config: Any, folders: Sequence[Path], required: bool) -> Any:
     # Without any of these, transformers makes an empty tokenizer and says nothing.
     home = _holding(folders, VOCABULARIES)
     if home is None:
@@ -223,11 +209,20 @@ def load_tokenizer(transformers: Any, folders: Sequence[Path], required: bool) -
             return None
         raise InputError(f"{folders[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
     try:
-        return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
     except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
         if not required:
             return None
         raise InputError(f"{home}: the tokenizer cannot be loaded ({first_line(error)}); add its files") from None
+    # Decoders that were saved without a padding token get the one that their model names, or that ends a text.
+    if tokenizer.pad_token is None:
+        known = getattr(config, "pad_token_id", None)
+        tokenizer.pad_token = tokenizer.eos_token if known is None else tokenizer.convert_ids_to_tokens(known)
+    if tokenizer.pad_token is None:
+        raise InputError(f"{home}: its tokenizer has neither a padding token nor one that ends a text; give it one")
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer
 
 
 def text_length(config: Any, folders: Sequence[Path]) -> int:
@@ -247,16 +242,18 @@ def pools_first_token(folders: Sequence[Path]) -> bool:
 
 def put_companions(folders: Sequence[Path], folder: Path, images: bool = True, texts: bool = True) -> None:
     """Copies the files of image processor and tokenizer, where there are such, into a directory that has none."""
-    for name in (*(IMAGE_FILES if images else ()), *(TEXT_FILES if texts else ())):
-        home = _holding(folders, [name])
-        if home is not None and not (folder / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(home / name, folder / name)
+    patterns = (*(IMAGE_FILES if images else ()), *(TEXT_FILES if texts else ()))
+    for home in folders:
+        for file in (file for pattern in patterns for file in home.glob(pattern)):
+            target = folder / file.relative_to(home)
+            if file.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
-def _holding(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+def _holding(folders: Sequence[Path], patterns: Sequence[str]) -> Path | None:
     """Returns the first directory that holds one of these files."""
-    return next((home for home in folders if any((home / name).is_file() for name in names)), None)
+    return next((home for home in folders if any(any(home.glob(pattern)) for pattern in patterns)), None)
 
 
 def _json(folders: Sequence[Path], name: str) -> dict[str, Any]:

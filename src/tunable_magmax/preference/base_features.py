@@ -39,7 +39,7 @@ class Probe:
         >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
         [0]
         """
-        folded = FoldedRows(Rows.of(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
+        folded = FoldedRows(Rows(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
         shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
         self.fit = fit_head(folded, shares, None)
         self.judged, (self._whole, parts) = folded.judged, folded.fits(WHOLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,10 +38,12 @@ class TaskResult:
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """What learns a task: `embed` may run in bfloat16, `score` makes logits of the task's classes of what it gives."""
+    """What learns a task, all of `module` that requires gradients.
+
+    `embed` may run in bfloat16, `score` makes logits of the task's classes of what it gives.
+    """
 
     module: nn.Module
-    parameters: Sequence[nn.Parameter]
     embed: Callable[[Batch], Tensor]
     score: Callable[[Tensor], Tensor]
 
@@ -66,8 +68,9 @@ def train_task(
     gpu = inputs.device.type == "cuda"
     reduced = options.precision == "auto" and gpu
     steps, per_epoch = options.task_steps(len(inputs)), -(-len(inputs) // options.batch)
+    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(
-        learner.parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True if gpu else None
+        parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True if gpu else None
     )
     total, counted, loss = torch.zeros((), device=inputs.device), 0, 0.0
     with _training(learner.module, options.batch), torch.random.fork_rng():
@@ -81,7 +84,7 @@ def train_task(
                 torch.manual_seed(derived_seed(seed, "step", task, step))
             optimiser.param_groups[0]["lr"] = learning_rate(step, steps, options.lr, options.warmup_steps(steps))
             rows = order[chosen]
-            if inputs.kind == "text" or options.augment == "none":
+            if "pixels" not in inputs.inputs or options.augment == "none":
                 batch = inputs.batch(rows)
             else:
                 pixels = augment(inputs.pixels(rows), numbers[chosen], options.augment, options.pad)
@@ -92,7 +95,7 @@ def train_task(
             optimiser.zero_grad()
             error.backward()  # type: ignore[no-untyped-call]
             if options.clip is not None:
-                nn.utils.clip_grad_norm_(learner.parameters, options.clip)
+                nn.utils.clip_grad_norm_(parameters, options.clip)
             optimiser.step()
             total, counted, done = total + error.detach(), counted + 1, step + 1
             if done % STEPS_PER_REPORT == 0 or done == steps:
@@ -104,7 +107,7 @@ def train_task(
                     )
                 if report is not None:
                     report(done)
-    return TaskResult(steps, len(inputs), loss, time.perf_counter() - began)
+    return TaskResult(steps, len(inputs), loss, round(time.perf_counter() - began, 3))
 
 
 @contextmanager
@@ -158,16 +161,12 @@ def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Te
     """
     if kind == "resized-crop":
         return _resized_crop(pixels, numbers)
-    return _window(pixels, numbers, pad if "crop" in kind else 0, flip="flip" in kind)
-
-
-def _window(pixels: Tensor, numbers: Tensor, pad: int, flip: bool) -> Tensor:
     b, _, height, width = pixels.shape
     rows = torch.arange(height, device=pixels.device).expand(b, -1)
     columns = torch.arange(width, device=pixels.device).expand(b, -1)
-    if flip:
+    if "flip" in kind:
         columns = torch.where(numbers[:, 2:3] < 0.5, columns, width - 1 - columns)
-    if pad:
+    if "crop" in kind:
         pixels = functional.pad(pixels, (pad, pad, pad, pad))
         # Rounded down before they are added: the largest number below 1 would round up to a place outside.
         moves = ((2 * pad + 1) * numbers[:, :2]).long().clamp(max=2 * pad)

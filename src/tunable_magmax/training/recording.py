@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import ModelConfig, are_generic
-from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import class_names_of, open_labelled
 from tunable_magmax.errors import InputError, required
-from tunable_magmax.evaluation.run_models import warn_of_unseen_classes
 from tunable_magmax.files import locked, write_folder, write_json
 from tunable_magmax.runs.kept import KEEP
-from tunable_magmax.runs.run import BASE, KeptEntry, Run, file_name, is_run
+from tunable_magmax.runs.run import BASE, Run, file_name, is_run
 
 TASKS = "tasks"
-VOTES = 200
-"""Samples that a classifier is asked about, to learn which of its rows is which class."""
 RunPath = str | os.PathLike[str]
 
 
@@ -86,10 +82,10 @@ def record_task(
         old = recorded(run).get(task)
         checkpoint = _free_folder(opened, task)
         write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
-        names, classes, kept = _class_names(task, model, data), None, None
+        names, facts = _class_names(task, model, data), dict[str, Any]()
         try:
             if data is not None or eval_data is not None:
-                names, classes, kept = _record_data(opened, task, checkpoint, names, data, eval_data, keep)
+                names, facts = _record_data(opened, task, checkpoint, names, data, eval_data, keep)
         except InputError as error:  # a training must not be lost because its data or model does not allow a profile
             warnings.warn(
                 f"{task} is recorded without a profile or samples ({error}); "
@@ -97,10 +93,8 @@ def record_task(
                 stacklevel=2,
             )
         _name_rows(checkpoint, names)
-        profile = None if classes is None else opened.profile_name(task)
-        opened.enter(task, checkpoint, profile=profile, classes=classes, kept=kept)
+        opened.enter(task, checkpoint, **facts)
         opened.save()
-        warn_of_unseen_classes(opened, [task], is_whole=False)
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
         return checkpoint
@@ -146,11 +140,8 @@ def callback(
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                loaders = parts.get("train_dataloader"), parts.get("eval_dataloader")
-                trained, held = (
-                    given if given is not None or loader is None else loader.dataset
-                    for given, loader in zip((data, eval_data), loaders, strict=True)
-                )
+                trained = getattr(parts.get("train_dataloader"), "dataset", None) if data is None else data
+                held = getattr(parts.get("eval_dataloader"), "dataset", None) if eval_data is None else eval_data
                 options = {"processing_class": _processor(parts), "replace": replace, "keep": keep}
                 record_task(path, task, parts["model"], trained, eval_data=held, **options)
 
@@ -238,10 +229,11 @@ def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
 
 def _record_data(
     run: Run, task: str, checkpoint: Path, names: dict[int, str], data: Any, eval_data: Any, keep: int
-) -> tuple[dict[int, str], tuple[str, ...], KeptEntry | None]:
-    """Writes the profile and the kept samples of a task; returns the classes by row, those in use, and what is kept."""
+) -> tuple[dict[int, str], dict[str, Any]]:
+    """Writes the profile and the kept samples of a task; returns the classes by row, and what to enter into the run."""
+    from tunable_magmax.models.builtin import load_builtin, rows_by_answers
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.profiling import profile_task
+    from tunable_magmax.models.prepared import profile_task
 
     encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base, assets=checkpoint)
     processor = encoder.image_processor or encoder.tokenizer
@@ -249,22 +241,10 @@ def _record_data(
     samples = held if data is None else open_labelled(data, names, processor)
     assert samples is not None
     if names == {k: f"{task}/LABEL_{k}" for k in names} and not set(samples.classes) <= set(names.values()):
-        names = {**names, **_voted(checkpoint, run.base, samples)}
-    kept = profile_task(run, task, encoder, base, samples, held, keep=keep)
-    return names, tuple(samples.present_classes()), kept
-
-
-def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:
-    """Returns which class each row of a classifier is, by what it answers for samples; nothing if that is not clear."""
-    from tunable_magmax.data.arrays import choose_rows
-    from tunable_magmax.models.builtin import count_answers, load_builtin
-
-    chosen = choose_rows(len(samples), VOTES, 0)
-    votes = count_answers(load_builtin(checkpoint, assets=assets), samples, chosen)
-    rows = votes.argmax(axis=1).tolist()
-    if len(set(rows)) < len(rows) or votes[:, len(votes) :].any() or (2 * votes.max(axis=1) <= votes.sum(axis=1)).any():
-        return {}
-    return {row: samples.classes[rows.index(row)] for row in sorted(rows)}
+        rows = rows_by_answers(load_builtin(checkpoint, assets=run.base), samples)
+        names = {**names, **{row: name for name, row in rows.items()}}
+    facts = profile_task(run, task, encoder, base, samples, held, keep=keep)
+    return names, {**facts, "classes": tuple(samples.present_classes())}
 
 
 def _name_rows(checkpoint: Path, names: dict[int, str]) -> None:

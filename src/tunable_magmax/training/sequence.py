@@ -5,34 +5,28 @@ from __future__ import annotations
 import copy
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from tunable_magmax.data.arrays import limited, unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.data_sets import imported
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, required
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.encoder import Encoder, arguments, image_tower, load_encoder, save_encoder, trainable
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head
-from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.models.prepared import embed_prepared, prepare, profile_task
 from tunable_magmax.models.pretrained import first_line, quiet
-from tunable_magmax.models.profiling import profile_task
-from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.config import BUILTIN, GLYPHS, TrainConfig
+from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
 from tunable_magmax.version import __version__
-
-if TYPE_CHECKING:
-    from tunable_magmax.models.prepared import Batch
 
 MEAN_SAMPLES = 200
 """Samples of each class for class means; more would hardly move them."""
@@ -72,8 +66,7 @@ def train_sequence(
         run.check_setup(_setup(base, head, benchmark))
         for t in range(finished, len(tasks)):
             _train(t, config, run, benchmark, base, head, progress)
-        facts = [task.training for task in run.record.tasks if task.training is not None]
-        results = tuple(TaskResult(**each) for each in facts)
+        results = tuple(TaskResult(**task.training) for task in run.record.tasks if task.training is not None)
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished)
 
 
@@ -96,44 +89,25 @@ def _train(
             progress("train", sum(steps[:t]) + done, sum(steps))
 
     inputs = prepare(base, benchmark.train, task.train, progress=progress)
-    position = torch.full((len(benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
-    position[list(task.classes)] = torch.arange(len(names), device=inputs.device)
-    assert inputs.labels is not None
+    labels = benchmark.train.require_labels()
+    targets = torch.tensor([task.classes.index(labels[k]) for k in inputs.positions], device=inputs.device)
     encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
     if head is None:
-        learner = _with_new_classifier(encoder, names, derived_seed(seed, "classifier", t))
+        module = _new_classifier(encoder, names, derived_seed(seed, "classifier", t))
+        learner = Learner(module, lambda batch: module(**arguments(batch)).logits, torch.Tensor.float)
     else:
-        learner = _with_frozen_head(encoder, head.select(names), config.train.freeze)
-    result = train_task(learner, inputs, position[inputs.labels], config.train, seed=seed, task=t, report=report)
+        trainable(encoder, config.train.freeze)
+        rows = torch.from_numpy(head.select(names).weight).to(encoder.device)
+        learner = Learner(encoder.module, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
+    result = train_task(learner, inputs, targets, config.train, seed=seed, task=t, report=report)
     checkpoint = run.path / f"task-{t + 1:0{max(2, len(str(count)))}}"
     save_encoder(base, checkpoint, learner.module)
-    result = replace(result, seconds=round(result.seconds, 3))
     samples = benchmark.train.subset(inputs.positions)  # those that can be read
     held = benchmark.train.subset(task.held) if task.held else None
     encoder = load_encoder(checkpoint, str(base.device), assets=run.base)
-    kept = profile_task(run, task.name, encoder, base, samples, held, keep=config.keep, seed=seed)
-    facts = {"profile": run.profile_name(task.name), "classes": tuple(names), "kept": kept, "training": asdict(result)}
-    run.enter(task.name, checkpoint, **facts)
+    facts = profile_task(run, task.name, encoder, base, samples, held, keep=config.keep, seed=seed)
+    run.enter(task.name, checkpoint, **facts, classes=tuple(names), training=asdict(result))
     run.save()  # last: run.json says what is finished
-
-
-def _with_frozen_head(encoder: Encoder, head: Head, freeze: Sequence[str]) -> Learner:
-    """Returns an encoder to be trained against a head."""
-    parameters = [parameter for _, parameter in trainable(encoder, freeze)]
-    rows = torch.from_numpy(head.weight).to(encoder.device)
-    return Learner(encoder.module, parameters, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
-
-
-def _with_new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Learner:
-    """Returns a new classifier of transformers on an encoder."""
-    module = _new_classifier(encoder, classes, seed)
-
-    def logits(batch: Batch) -> Tensor:
-        inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
-        found: Tensor = module(**inputs).logits
-        return found
-
-    return Learner(module, [*module.parameters()], logits, torch.Tensor.float)
 
 
 # -- base and head -----------------------------------------------------------------------------------------------------
@@ -150,72 +124,50 @@ def _base_and_head(
                 glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
                 model = glyph_base(scratch, seed=config.seed, progress=progress)
             encoder = load_encoder(model, device)
-            builtin = config.head.source == BUILTIN
-            head = None if builtin else _make_head(config, encoder, benchmark, progress)
-            encoder = encoder if builtin else image_tower(encoder)
+            trained = image_tower(encoder) if run.head is not None else encoder
             # What does not fit is told before anything is written.
-            if (encoder.tokenizer if benchmark.kind == "text" else encoder.image_processor) is None:
+            if (trained.tokenizer if benchmark.kind == "text" else trained.image_processor) is None:
                 raise InputError(f"{benchmark.name} holds {benchmark.kind}s, which {model} does not learn to encode")
-            if head is None:
-                _new_classifier(encoder, ["any"], 0)
+            if run.head is None:
+                _new_classifier(trained, ["any"], 0)
             else:
-                trainable(encoder, config.train.freeze)
-                assert run.head is not None
+                head = _make_head(config, encoder, benchmark, progress)
+                trainable(trained, config.train.freeze)
                 save_head(head, run.head)
-            save_encoder(encoder, run.base)
+            save_encoder(trained, run.base)
     return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
 
 
 def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, progress: Progress | None) -> Head:
     """Makes the frozen head over all classes of the benchmark, in their order."""
-    options, classes = config.head, benchmark.classes
-    source = _source(config, encoder)
-    templates = options.templates or benchmark.prompts or "plain"
-    if source == "file":
-        assert options.file is not None
+    options, classes, samples = config.head, benchmark.classes, benchmark.train
+    labels = samples.require_labels()
+    if options.file is not None:
         head = load_head(options.file).select(classes)
-    elif source == "glyphs":
+    elif options.source == "glyphs" or (options.source == "auto" and config.model == GLYPHS):
         head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
-    elif source == "means":
-        head = _mean_head(encoder, benchmark, config.seed, progress)
+    elif options.source == "means" or (options.source == "auto" and encoder.tokenizer is None):
+        positions = [position for task in benchmark.tasks for position in task.train]
+        inputs = prepare(encoder, samples, limited(positions, labels, MEAN_SAMPLES, config.seed), progress=progress)
+        head = mean_head(embed_prepared(encoder, inputs), [labels[k] for k in inputs.positions], classes)
     else:
-        head = name_head(encoder, classes, templates)
+        head = name_head(encoder, classes, options.templates or benchmark.prompts or "plain")
     if options.logit_scale is not None:
         head = Head.of(unit_rows(head.weight), classes, options.logit_scale, head.bias)
     require_match(encoder, head)
     return head
 
 
-def _source(config: TrainConfig, encoder: Encoder) -> str:
-    if config.head.source != "auto":
-        return config.head.source
-    if config.head.file is not None:
-        return "file"
-    if config.model == GLYPHS:
-        return "glyphs"
-    return "means" if encoder.tokenizer is None else "names"
-
-
-def _mean_head(encoder: Encoder, benchmark: Benchmark, seed: int, progress: Progress | None) -> Head:
-    """Makes a head of class means: the base encoder embeds some training samples of each class."""
-    positions = [position for task in benchmark.tasks for position in task.train]
-    chosen = limited(positions, benchmark.train.require_labels(), MEAN_SAMPLES, seed)
-    inputs = prepare(encoder, benchmark.train, chosen, progress=progress)
-    return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)
-
-
 def _setup(base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
     """Returns what the run depends on: versions, digests, and the facts of the data."""
-    import transformers
-
-    versions = {
-        "tunable_magmax": __version__,
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-    }
     return {
         "device": "cpu" if base.device.type == "cpu" else torch.cuda.get_device_name(base.device),
-        "versions": {**versions, "python": platform.python_version()},
+        "versions": {
+            "tunable_magmax": __version__,
+            "torch": str(torch.__version__),
+            "transformers": required("transformers").__version__,
+            "python": platform.python_version(),
+        },
         "digests": {"base": base.digest, **({} if head is None else {"head": head.digest})},
         "benchmark": benchmark.facts,
     }
@@ -229,8 +181,6 @@ def _new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Any:
 
     New are the classifier and, where the encoder has none and the architecture wants one, the pooler.
     """
-    import transformers
-
     config: Any = copy.deepcopy(encoder.module.config)
     config.id2label = dict(enumerate(classes))
     config.label2id = {name: k for k, name in enumerate(classes)}
@@ -239,7 +189,7 @@ def _new_classifier(encoder: Encoder, classes: Sequence[str], seed: int) -> Any:
         torch.manual_seed(seed)
         try:
             kind = "Sequence" if encoder.tokenizer is not None else "Image"
-            module: Any = getattr(transformers, f"AutoModelFor{kind}Classification").from_config(config)
+            module: Any = getattr(required("transformers"), f"AutoModelFor{kind}Classification").from_config(config)
         except ValueError as error:
             raise InputError(f"{encoder.path}: head.source is 'builtin', but {first_line(error)}") from None
     missing = sorted(module.base_model.load_state_dict(encoder.module.state_dict(), strict=False).missing_keys)

@@ -10,33 +10,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG, ModelConfig, are_generic
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
-from tunable_magmax.data.arrays import limited
 from tunable_magmax.data.samples import Samples, by_name, with_names
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError, bulleted, closest, some_of
 from tunable_magmax.evaluation.run_models import task_labels, warn_of_unseen_classes
 from tunable_magmax.files import Progress, remove_unfinished
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.models.builtin import builtin_labels, count_answers, load_builtin
+from tunable_magmax.models.builtin import builtin_labels, load_builtin, rows_by_answers
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, mean_head, name_head, save_head
-from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.models.profiling import make_profile
-from tunable_magmax.runs.kept import KEEP, keep_samples
+from tunable_magmax.models.prepared import embed_prepared, prepare, profile_task
+from tunable_magmax.runs.kept import KEEP
 from tunable_magmax.runs.profile import ROWS, Profile
 from tunable_magmax.runs.recipe import folder_name, split_name
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, KeptEntry, Run, is_run, refuse_run_file
 from tunable_magmax.workflows.options import InitOptions, Reading
 
-AGREEMENT = 2 / 3
-"""The share of samples that a classifier without names must put into the classes of their order to be believed."""
-TRIED = 10
-"""Samples of each class that this is tried on."""
 STEP = re.compile(r"checkpoint-(\d+)")
 Labels: TypeAlias = Mapping[str, tuple[str, ...] | None]
 """The labels of each task's classifier, None of those without one."""
@@ -109,20 +101,10 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
         try:
             encoder = load_encoder(run.checkpoints[name], reading.device, assets=run.base)
             base = base or load_encoder(run.base, reading.device)
-            rows = reading.max_samples or ROWS
-            profile = make_profile(name, samples, encoder, base=base, rows=rows, progress=progress)
-            profile.save(run.profile_path(name))
-            # After each, so that what was made is kept if a later one fails.
-            run.register(name, profile=run.profile_name(name))
-            entry = keep_samples(
-                run,
-                name,
-                held_out.get(name, samples),
-                per_class=KEEP if options.keep is None else options.keep,
-                source="evaluation" if name in held_out else "training",
-                size=encoder.picture_size,
-            )
-            run.register(name, kept=entry)
+            rows, keep = reading.max_samples or ROWS, KEEP if options.keep is None else options.keep
+            held = held_out.get(name)
+            facts = profile_task(run, name, encoder, base, samples, held, keep=keep, rows=rows, progress=progress)
+            run.register(name, **facts)  # after each, so that what was made is kept if a later one fails
         except InputError as error:
             command = run.how_to_add("--data", f"{name}=DATA")
             error.add_note(f"{path} is there, with {done} of {len(data)} profiles; make the others by {command}")
@@ -160,7 +142,8 @@ def _make_head(model: Path, given: list[str] | Samples, reading: Reading, progre
     if isinstance(given, list):
         return name_head(encoder, given, "imagenet-r" if encoder.is_whole else "plain")
     prepared = prepare(encoder, given, progress=progress)
-    return mean_head(embed_prepared(encoder, prepared, progress=progress), prepared.labels, given.classes)
+    labels = [given.require_labels()[k] for k in prepared.positions]
+    return mean_head(embed_prepared(encoder, prepared, progress=progress), labels, given.classes)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------
@@ -401,12 +384,8 @@ def _name_by_prediction(name: str, inputs: InitInputs, device: str | None) -> st
     Returns what a user should know of that.
     """
     samples, checkpoint, rows = inputs.data[name], inputs.tasks[name], inputs.nameless[name]
-    labels = samples.require_labels()
-    chosen = limited(range(len(samples)), labels, TRIED, 0)
-    votes = count_answers(load_builtin(checkpoint, device, assets=inputs.base), samples, chosen)
-    votes = votes[sorted(set(labels))]
-    certain = bool((votes.argmax(axis=1) == np.arange(len(votes))).all())
-    if not certain or float(np.trace(votes)) < AGREEMENT * float(votes.sum()):
+    answered = rows_by_answers(load_builtin(checkpoint, device, assets=inputs.base), samples)
+    if [answered.get(label) for label in samples.present_classes()] != list(range(len(rows))):
         raise InputError(f"{_unclear(samples, checkpoint, rows)}. Its predictions do not show it")
     merged = task_labels(inputs.base, list(inputs.tasks.values()))[list(inputs.tasks).index(name)]
     names = dict(zip(samples.present_classes(), merged or rows, strict=True))

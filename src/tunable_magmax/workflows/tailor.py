@@ -222,7 +222,7 @@ def _why_old(bench: Bench, head: FittedHead, options: TailorOptions) -> str | No
         return "it was asked for"
     note = "there is nothing to fit a head to" if head.loss is None else "it is as good as a fitted one"
     if not bench.views:
-        note = f"no fitted head can be written into the classifier: {getattr(bench.encoder, 'why_not', None)}"
+        note = "no fitted head can be written: the classifier's logits are not those of a linear layer"
     if options.head == "fitted":
         raise InputError(f"{bench.run.path}: the head stays the old one ({note}): keep samples, or give head auto")
     return note
@@ -232,12 +232,11 @@ def _classifier_tensors(bench: Bench, spec: MergeSpec, facts: SiteFacts, head: F
     """Returns the tensors of a builtin classifier that give the head's logits."""
     encoder = bench.encoder
     assert isinstance(encoder, BuiltinEncoder)
-    assert encoder.layers is not None
     view = head.view or encoder.views[0].name
     columns = next(each.columns for each in encoder.views if each.name == view)
     seen = [data for data in (facts.kept, facts.labelled) if data is not None and bench.keeps(spec, data)]
     largest = max([1.0, *(float(np.abs(bench.features(spec, data)[:, columns]).max()) for data in seen)])
-    return FittedTensors(encoder.layers.tensors(head.linear, view, largest))
+    return FittedTensors(encoder.tensors(head.linear, view, largest))
 
 
 def why_not_tsv(run: Run, output: OutputOptions = OutputOptions()) -> str | None:  # noqa: B008  (frozen)

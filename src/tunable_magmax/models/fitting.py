@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -193,7 +192,7 @@ class FoldedRows:
 
     def __init__(self, rows: Rows, classes: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.rows, self.classes = rows, classes
-        self.folds = _folds(rows.labels.tobytes(), seed)
+        self.folds = stratified_folds(rows.labels, seed)
         each = np.zeros((FOLDS, classes))
         np.add.at(each, (self.folds, rows.labels), 1.0)
         self.present = each.sum(axis=0) > 0
@@ -276,12 +275,6 @@ def _constant_direction(features: Tensor) -> Tensor:
     square.diagonal().add_(CONSTANT_RIDGE * level)
     direction: Tensor = torch.linalg.solve(square, mean)
     return direction / max(float(mean @ direction), NO_VARIANCE)
-
-
-@lru_cache(8)
-def _folds(labels: bytes, seed: int) -> Ints:
-    """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
-    return stratified_folds(np.frombuffer(labels, dtype=np.int64), seed)
 
 
 class _Problem:

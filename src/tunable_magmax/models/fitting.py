@@ -9,8 +9,7 @@ machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.data.arrays import Floats, Ints
+from tunable_magmax.data.arrays import Floats, Ints, threads_for
 from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
 
@@ -32,9 +31,6 @@ LEAST_GAIN = 0.002
 """A fitted head whose log loss is not smaller than the old one's by this is not worth having."""
 CONSTANT_RIDGE = 1e-3
 """Of the mean square of the features: the ridge of the direction along which they are constant."""
-SMALL_FIT = 1e9
-"""Rows times the square of their width. A point of the studio, far below it, took 0.30 s with two threads, 0.19 with
-one."""
 SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
@@ -142,20 +138,9 @@ def fit_head(
     if old is not None and old_shares is not None:
         old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
-    with _threads_for(folded.rows.features):
+    features = folded.rows.features
+    with threads_for(features.size * features.shape[1]):
         return _best_fit(folded, shares / shares.sum(), old, views or [WHOLE])
-
-
-@contextmanager
-def _threads_for(features: Floats) -> Iterator[None]:
-    """Lets torch use one thread for a small fit: its threads would mostly wait for each other."""
-    threads = torch.get_num_threads()
-    if features.size * features.shape[1] < SMALL_FIT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _best_fit(folded: FoldedRows, shares: Floats, old: Linear | None, views: Sequence[View]) -> FittedHead:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, Ints, unit_rows
+from tunable_magmax.data.arrays import Floats, Ints, product, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
@@ -335,7 +335,7 @@ class Bench(AbstractContextManager["Bench"]):
                     gram = before.T @ before + np.eye(before.shape[1])
                     self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
                 before, shares = self._moves[key]
-                rows = unit_rows(rows + shares @ (self._anchor_rows(spec, anchors) - before))
+                rows = unit_rows(rows + product(shares, self._anchor_rows(spec, anchors) - before))
             parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 

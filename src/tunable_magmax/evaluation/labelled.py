@@ -11,7 +11,7 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name, places_of
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, closest, shortened, some_of
 from tunable_magmax.evaluation.accuracy import Accuracy
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def label_samples(
     wanted = range(len(samples)) if positions is None else sorted(positions)
     lacking = [position for position in wanted if position not in known]
     if lacking:
-        shown = some_of(dict.fromkeys(unknown), show=lambda name: f"{name!r}{closest(name, classes)}")
+        shown = some_of(dict.fromkeys(unknown), show=lambda name: f"{shortened(name)!r}{closest(name, classes)}")
         told = f"{samples.origin}: {len(lacking)} of {len(wanted)} labels are no class of the head"
         if positions is not None or not mostly_known(len(known), len(wanted)):
             raise InputError(
@@ -109,12 +109,8 @@ def label_samples(
 
 def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal["train", "test"] = "test") -> Labelled:
     """Labels the samples of all tasks of a benchmark in the head's `classes`."""
-    samples = benchmark.test if split == "test" else benchmark.train
-    home = {
-        position: t
-        for t, task in enumerate(benchmark.tasks)
-        for position in (task.test if split == "test" else task.train)
-    }
+    samples = getattr(benchmark, split)
+    home = {position: t for t, task in enumerate(benchmark.tasks) for position in getattr(task, split)}
     tasks = {task.name: [benchmark.classes[k] for k in task.classes] for task in benchmark.tasks}
     labelled = label_samples(samples, classes, None, list(home))
     owner = np.array([home[position] for position in labelled.positions], dtype=np.int64)

@@ -106,13 +106,8 @@ class Setting:
         return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])
 
 
-def usual_method(weights: Sequence[float], no_tsv: str | None) -> str:
-    """Returns the method that weights ask for. `no_tsv`: why that cannot be tsv here, if so."""
-    return "tunable_magmax" if no_tsv is not None else default_method(weights)
-
-
 def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset], no_tsv: str | None = None) -> Setting:
-    """Returns the model that a request means."""
+    """Returns the model that a request means. `no_tsv`: why tsv is not the method that weights ask for here, if so."""
     if request.method is not None and request.method not in OFFERED:
         hint = closest(request.method, OFFERED)
         raise InputError(f"unknown method {shortened(request.method)!r}{hint}; known: {', '.join(OFFERED)}")
@@ -130,7 +125,7 @@ def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset], n
     elif preset is None:
         raise InputError("which weights? Give one number for each task, or a preset")
     preference = completed(chosen if preset is None else preset.preference, run)
-    method = request.method or usual_method(preference.weights, no_tsv)
+    method = request.method or ("tunable_magmax" if no_tsv else default_method(preference.weights))
     scale: float | str | None = preference.scale if request.scale is None else request.scale
     scale = default_scale(method, preference.prior is not None) if scale is None else scale
     if not isinstance(scale, str) and not 0 <= scale <= MOST_SCALE:

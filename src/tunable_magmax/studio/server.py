@@ -11,7 +11,7 @@ from typing import Any
 
 from tunable_magmax.config import check
 from tunable_magmax.errors import InputError, TmxError, required
-from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
+from tunable_magmax.studio.guard import Guard, Refused, error_body, read_body, read_object
 from tunable_magmax.studio.points import PointRequest, SaveRequest, Setting
 from tunable_magmax.studio.session import Studio
 
@@ -19,7 +19,7 @@ STATIC = Path(__file__).parent / "static"
 LONGEST_NAME = 1024
 
 
-def make_app(studio: Studio, port: int, token: str) -> App:
+def make_app(studio: Studio, port: int, token: str) -> Guard:
     """Returns the studio as an ASGI application behind its guard."""
     required("starlette")
     from starlette.applications import Starlette

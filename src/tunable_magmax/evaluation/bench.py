@@ -32,8 +32,7 @@ from tunable_magmax.runs.run import Run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunable_magmax.evaluation.accuracy import Accuracy
-    from tunable_magmax.evaluation.labelled import Labelled
+    from tunable_magmax.evaluation.accuracy import Accuracy, Labelled
     from tunable_magmax.merging.report import MergeReport
 
 CACHE_BYTES = 512 << 20
@@ -69,10 +68,10 @@ class BenchData:
     @cached_property
     def prepared(self) -> Prepared:
         """The decoded samples, which some are taken out of when they are first embedded."""
-        if isinstance(self.source, Prepared):
-            return self.source
-        whole, rows = self.source
-        return whole.prepared.subset(rows.tolist())
+        if isinstance(self.source, tuple):
+            whole, rows = self.source
+            return whole.prepared.subset(rows.tolist())
+        return self.source
 
     def take(self, rows: Sequence[int] | Ints, name: str) -> BenchData:
         """Returns some of the samples under another name."""
@@ -307,12 +306,8 @@ class Bench(AbstractContextManager["Bench"]):
 
     def _task_counts(self, data: BenchData, site: SiteFacts) -> Floats:
         """Returns how much each row counts for its class: by its task's weight where tasks share classes, else 1."""
-        counts = np.ones(len(data))
-        shared = np.flatnonzero(self._shared_classes)
-        if not len(shared) or (data.tasks < 0).all():
-            return counts
-        weights = np.asarray(site.weights)
-        for label in shared:
+        counts, weights = np.ones(len(data)), np.asarray(site.weights)
+        for label in np.flatnonzero(self._shared_classes):
             mine = np.flatnonzero((data.labels == label) & (data.tasks >= 0))
             each = weights[data.tasks[mine]]
             if len(mine) and each.sum() > 0:

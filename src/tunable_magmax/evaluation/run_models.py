@@ -157,14 +157,9 @@ class RunModels(AbstractContextManager["RunModels"]):
 
         include, exclude = self._patterns
         copied = () if self.heads is None else tuple(map(escape, self.heads.copied))
-        small = sum(tensor.numel() for tensor in self._states[0].values()) < SMALL_MODEL
-        return MergeSession(
-            self._states[0],
-            self._states[1:],
-            include=include,
-            exclude=[*(exclude or ()), *copied] or None,
-            threads=1 if small else None,
-        )
+        excluded = [*(exclude or ()), *copied] or None
+        threads = 1 if sum(tensor.numel() for tensor in self._states[0].values()) < SMALL_MODEL else None
+        return MergeSession(self._states[0], self._states[1:], include=include, exclude=excluded, threads=threads)
 
     def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Moves tensors to the device; tied ones stay one tensor."""

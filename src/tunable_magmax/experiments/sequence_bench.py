@@ -23,8 +23,8 @@ from tunable_magmax.data.arrays import Floats, shuffled, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.memory import as_labels
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import label_benchmark, label_samples
 from tunable_magmax.evaluation.bench import Bench, BenchData
-from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.rows import HeadKind

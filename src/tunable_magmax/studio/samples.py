@@ -25,7 +25,7 @@ from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, plural, shortened
-from tunable_magmax.evaluation.labelled import known_labels, mostly_known
+from tunable_magmax.evaluation.accuracy import known_labels, mostly_known
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference

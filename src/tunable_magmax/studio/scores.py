@@ -143,10 +143,6 @@ class Scores:
         title = "kept samples of the tasks (cross-validated)"
         return DataSet("kept", title, samples, total, False, judged)
 
-    def forget(self, data: DataSet) -> None:
-        """Forgets what was kept of some data."""
-        self.bench.forget(data.samples.name)
-
     # -- points ------------------------------------------------------------------------------------------------------
 
     def point(

@@ -275,7 +275,7 @@ class Studio:
     def _forget_site(self) -> None:
         data = self.data.pop("site", None)
         if data is not None:
-            self.scores.forget(data)
+            self.scores.bench.forget(data.samples.name)
 
     def samples(self, start: int, count: int, show: str) -> dict[str, Any]:
         """Returns some of the site's samples."""

@@ -15,9 +15,8 @@ from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_sectio
 from tunable_magmax.data.memory import SamplesLike, as_labelled
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, shown_shares
-from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
+from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix, Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.bench import Bench, measure_model
-from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels, merged_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged

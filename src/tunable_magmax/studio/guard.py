@@ -42,7 +42,7 @@ class Refused(InputError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
+        self.status_code = status
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Guard:
             from starlette.responses import JSONResponse
 
             # The request's body is not read, so the connection cannot serve another one.
-            answer = JSONResponse(error_body(refused), refused.status, {"connection": "close"})
+            answer = JSONResponse(error_body(refused), refused.status_code, {"connection": "close"})
             await answer(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)

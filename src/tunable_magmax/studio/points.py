@@ -33,17 +33,9 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the page shows of it."""
-        found = self.preference
-        return {
-            "id": self.id,
-            "title": self.title,
-            "weights": found.weights,
-            "intervals": found.intervals,
-            "expected_error": None if self.file is None else found.expected_error,
-            "samples": found.provenance.get("samples"),
-            "method": found.method,
-            "scale": found.scale,
-        }
+        shown = ("weights", "intervals", "expected_error", "method", "scale")
+        facts = {name: getattr(self.preference, name) for name in shown}
+        return {"id": self.id, "title": self.title, "samples": self.preference.provenance.get("samples"), **facts}
 
 
 def usual_presets(run: Run) -> list[Preset]:

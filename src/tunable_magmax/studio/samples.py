@@ -26,14 +26,13 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, plural, shortened
 from tunable_magmax.evaluation.accuracy import known_labels, mostly_known
-from tunable_magmax.files import Progress, write_atomic
+from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.site import Site, estimate
-from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
-from tunable_magmax.workflows.options import Reading, SiteSources
+from tunable_magmax.workflows.options import SiteSources
 
 FILE_BYTES, TOTAL_BYTES, FILES, UPLOADS = 32 << 20, 512 << 20, 2000, 8
 NO_LABEL = "(no class folder)"
@@ -55,10 +54,6 @@ class Upload:
     files: list[tuple[Path, str]] = field(default_factory=list)
     """Each file, and the label that its folder says."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     def room(self) -> int:
         """Returns how many bytes the next file may have; a full upload is refused."""
@@ -108,14 +103,14 @@ class Uploads:
         self.folder = folder
         self._uploads: dict[str, Upload] = {}
 
-    def begin(self) -> Upload:
-        """Begins a new upload in a folder that did not exist."""
+    def begin(self) -> str:
+        """Begins a new upload in a folder that did not exist; returns its name."""
         if len(self._uploads) >= UPLOADS:
             raise Refused(413, f"there are {UPLOADS} sets of samples already: remove one first")
         self.folder.mkdir(parents=True, exist_ok=True)
-        upload = Upload(Path(tempfile.mkdtemp(dir=self.folder)))
-        self._uploads[upload.name] = upload
-        return upload
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        self._uploads[folder.name] = Upload(folder)
+        return folder.name
 
     def get(self, name: str) -> Upload:
         """Returns an upload of this session."""
@@ -192,24 +187,16 @@ class SiteSamples:
         return self.known.get(position) or (None if labels is None else self.samples.classes[labels[position]])
 
 
-def estimate_site(
-    run: Run,
-    classes: tuple[str, ...],
-    source: SampleSource,
-    use_labels: bool,
-    file: Path,
-    progress: Progress | None = None,
-    device: str | None = None,
-) -> SiteSamples:
-    """Estimates weights from samples, and saves them as a preference: from labels if `use_labels` and most have one.
+def estimate_site(site: Site, classes: Sequence[str], use_labels: bool, file: Path) -> SiteSamples:
+    """Estimates weights from a site's inputs, by their labels if `use_labels` and most have one; saves the preference.
 
     `classes`: those of the head.
     """
-    samples = open_samples(source)
+    samples = open_samples(site.sources.inputs)
     known, unknown = known_labels(samples, classes) if samples.labels is not None else ({}, [])
     labelled = use_labels and mostly_known(len(known), len(samples))
-    site = Site(run, SiteSources(inputs=source), Reading(device=device), 0, progress)
-    preference = estimate(replace(site, sources=SiteSources(labelled=source)) if labelled else site)
+    by_labels = replace(site, sources=SiteSources(labelled=site.sources.inputs))
+    preference = estimate(by_labels if labelled else site)
     preference.save(file)
     assigned = assign(site, preference)
     some, copies = assigned.values(), site.facts.get("copies", 0)

@@ -14,6 +14,7 @@ from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.models.encoder import usable_device
 from tunable_magmax.preference.preference import Preference, read_preference
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.options import StudioOptions
@@ -23,7 +24,7 @@ from tunable_magmax.studio.scores import DataSet, Point, Scores
 from tunable_magmax.studio.worker import Events, Worker
 from tunable_magmax.studio.writing import SAMPLES, Writer, checked_name
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.tailor import why_not_tsv
 
 
@@ -155,8 +156,8 @@ class Studio:
         run, informed = self.run, self.run.label_tables is not None
         dropped = self.site is not None and self.site.upload is not None
         order = ["samples", "given", "equal"] if dropped else ["given", "samples", "equal"]
-        preset = next(name for name in order if name in self.presets)
-        start, ready = self.setting(PointRequest(preset=preset)), self._scores is not None
+        first = next(name for name in order if name in self.presets)
+        start, ready = self.setting(PointRequest(preset=first)), self._scores is not None
         matched = replace(start, method="tunable_magmax", scale="matched")
         return {
             "run": {
@@ -183,7 +184,7 @@ class Studio:
                 "weights": start.preference.weights,
                 "scale": start.scale,
                 "method": start.method,
-                "preset": preset,
+                "preset": first,
                 "data": next(iter(self.data), None),
             },
             "lines": {"ready": bool(self.data) and all(map(self.scores.has_lines, self.data.values())), **self.lines},
@@ -251,9 +252,10 @@ class Studio:
 
     def _take_site(self, source: SampleSource, upload: str | None, use_labels: bool) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        file, progress, device = self.out / "site-samples.json", self._progress("samples"), self.options.device
+        reading, progress = Reading(device=self.options.device), self._progress("samples")
+        known = Site(self.run, SiteSources(inputs=source), reading, 0, progress)
         with collected_warnings() as texts:
-            site = estimate_site(self.run, self.scores.head.classes, source, use_labels, file, progress, device)
+            site = estimate_site(known, self.scores.head.classes, use_labels, self.out / "site-samples.json")
             self._forget_site()
             if site.labelled:
                 self.data["site"] = self.scores.open_data("site", source, mixed=True, limit=self.options.samples)

@@ -161,7 +161,7 @@ class Scores:
             scale_used=self.scale(setting),
             method=setting.method,
             head=self.bench.fit(setting.spec, facts).kind,
-            preset=None if setting.preset is None else setting.preset.id,
+            preset=setting.preset,
             data=data.name,
             tasks=self._by_task(right, data),
             overall=Share(int(right.sum()), len(right)).to_dict(),

@@ -49,7 +49,7 @@ def main(run: Path, samples: int = 300, points: int = 10) -> None:
     """Prints the phases."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        studio = Studio(Run.open(run), Path(folder) / "out", StudioOptions(samples=samples, device="cpu"))
+        studio = Studio(Run.open(run), StudioOptions(out=Path(folder) / "out", samples=samples, device="cpu"))
         clock("open", lambda: deque(studio.opening(), maxlen=0))
         scores, data = studio.scores, next(iter(studio.data.values()))
         tasks, draws = len(studio.run.tasks), np.random.default_rng(0)

@@ -11,8 +11,7 @@ import pytest
 import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.labelled import known_labels, label_samples
+from tunable_magmax.evaluation.accuracy import Accuracy, known_labels, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import embed_inputs

@@ -67,7 +67,7 @@ def site(image_run, tmp_path_factory):
 def page(image_run, site, tmp_path_factory):
     """A studio that has read its models and measured its lines."""
     out = tmp_path_factory.mktemp("studio") / "out"
-    studio = Studio(Run.open(image_run.path), out, StudioOptions(data=site, device="cpu"))
+    studio = Studio(Run.open(image_run.path), StudioOptions(out=out, data=site, device="cpu"))
     events: list[tuple[str, Any]] = []
     studio.events.publish = lambda name, data: events.append((name, data))  # type: ignore[method-assign]
     app = make_app(studio, PORT, TOKEN)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tunable_magmax.studio import uploads
+from tunable_magmax.studio import samples
 from tunable_magmax.studio.guard import JSON_BYTES
 
 PORT = 8123
@@ -110,7 +110,7 @@ def test_other_kinds_of_files_are_refused(page, name):
 
 
 def test_a_huge_file_is_refused_by_its_length_and_while_it_streams(page, monkeypatch):
-    monkeypatch.setattr(uploads, "FILE_BYTES", 1000)
+    monkeypatch.setattr(samples, "FILE_BYTES", 1000)
     upload = page.upload({})
     address, query = f"/api/uploads/{upload}/files", {"name": "x.png"}
     assert page.client.post(address, params=query, content=b"x" * 1001).status_code == 413
@@ -131,24 +131,24 @@ def test_a_huge_file_is_refused_by_its_length_and_while_it_streams(page, monkeyp
 
 
 def test_too_many_files_and_too_many_bytes(page, png, monkeypatch):
-    monkeypatch.setattr(uploads, "FILES", 2)
+    monkeypatch.setattr(samples, "FILES", 2)
     upload = page.upload({"a.png": png, "b.png": png})
     address = f"/api/uploads/{upload}/files"
     assert page.client.post(address, params={"name": "c.png"}, content=png).status_code == 413
-    monkeypatch.setattr(uploads, "FILES", 100)
-    monkeypatch.setattr(uploads, "TOTAL_BYTES", 2 * len(png) + 1)
+    monkeypatch.setattr(samples, "FILES", 100)
+    monkeypatch.setattr(samples, "TOTAL_BYTES", 2 * len(png) + 1)
     assert page.client.post(address, params={"name": "c.png"}, content=png).status_code == 413
     page.ask("DELETE", f"/api/uploads/{upload}")
-    begun = [page.ask("POST", "/api/uploads", {}) for _ in range(uploads.UPLOADS + 1)]
-    assert [answer.status_code for answer in begun] == [201] * uploads.UPLOADS + [413]
+    begun = [page.ask("POST", "/api/uploads", {}) for _ in range(samples.UPLOADS + 1)]
+    assert [answer.status_code for answer in begun] == [201] * samples.UPLOADS + [413]
     for answer in begun[:-1]:
         page.ask("DELETE", f"/api/uploads/{answer.json()['upload']}")
 
 
 def test_files_that_come_at_once_each_have_a_name(tmp_path, monkeypatch):
-    slow = uploads.write_atomic
-    monkeypatch.setattr(uploads, "write_atomic", lambda path, content: (time.sleep(0.01), slow(path, content)))
-    upload = uploads.Upload(tmp_path)
+    slow = samples.write_atomic
+    monkeypatch.setattr(samples, "write_atomic", lambda path, content: (time.sleep(0.01), slow(path, content)))
+    upload = samples.Upload(tmp_path)
     senders = [threading.Thread(target=upload.add, args=(f"{k}.png", bytes([k]))) for k in range(8)]
     for sender in senders:
         sender.start()

@@ -53,7 +53,7 @@ def studio(image_run, tmp_path_factory):
     """Measures on a few labelled pictures of the site."""
     data = image_run.pairs(tmp_path_factory.mktemp("site") / "test", {"red": 8, "blue": 6, "green": 4, "grey": 4})
     out = tmp_path_factory.mktemp("studio") / "out"
-    return Studio(Run.open(image_run.path), out, StudioOptions(data=data, device="cpu"))
+    return Studio(Run.open(image_run.path), StudioOptions(out=out, data=data, device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +214,8 @@ def test_a_folder_of_pictures_becomes_the_estimate(window, image_run, tmp_path):
 
 def test_samples_given_at_the_start_without_the_other_tasks(open_page, image_run, tmp_path, monkeypatch):
     site = image_run.pairs(tmp_path / "site", {"red": 5, "blue": 4})
-    options = StudioOptions(data=site, inputs=site, device="cpu")
-    studio = Studio(Run.open(image_run.path), tmp_path / "out", options)
+    options = StudioOptions(out=tmp_path / "out", data=site, inputs=site, device="cpu")
+    studio = Studio(Run.open(image_run.path), options)
     release, take = threading.Event(), studio._take_site
     monkeypatch.setattr(studio, "_take_site", lambda *args: release.wait(20) and take(*args))
     with serving(studio) as address:
@@ -239,7 +239,7 @@ def test_samples_given_at_the_start_without_the_other_tasks(open_page, image_run
 
 def test_a_dropped_csv_of_texts(open_page, text_run, tmp_path):
     table = text_run.pairs(tmp_path / "site", {"red": 4, "green": 2})
-    studio = Studio(Run.open(text_run.path), tmp_path / "out", StudioOptions(device="cpu"))
+    studio = Studio(Run.open(text_run.path), StudioOptions(out=tmp_path / "out", device="cpu"))
     with serving(studio) as address:
         window = open_page(address)
         expect(window.locator("#accuracy-about")).to_contain_text("Nothing to measure on", timeout=20_000)

@@ -27,12 +27,12 @@ def studio(run_dir: Path, /, *, options: StudioOptions = parsed(StudioOptions)) 
     from tunable_magmax.studio.server import serve
     from tunable_magmax.studio.session import Studio
 
-    folder = options.folder(run_dir)
+    opened = Studio(Run.current(run_dir), options)
 
     def announce(address: str) -> None:
-        show_result({"address": address, "out": str(folder)}, [address])
+        show_result({"address": address, "out": str(opened.out)}, [address])
         if is_quiet():  # without the address nobody finds the page
             show(f"{address}\n")
-        note(f"models go to {folder}; Ctrl-C ends the studio")
+        note(f"models go to {opened.out}; Ctrl-C ends the studio")
 
-    serve(Studio(Run.current(run_dir), folder, options), options.port, not options.no_browser, announce)
+    serve(opened, options.port, not options.no_browser, announce)

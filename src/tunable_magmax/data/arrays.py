@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from tunable_magmax.lottery import MASK, lottery_state, ticket
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Matrix: TypeAlias = NDArray[Any]
+MUCH_WORK = 1e9
+"""Multiplications. A fit of the studio, far below it, took 0.30 s with two threads and 0.19 with one."""
 
 
 def as_numpy(value: Any, name: str) -> NDArray[Any]:
@@ -69,6 +72,32 @@ def unit_rows(matrix: Matrix) -> Floats:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     rows /= np.where(lengths > 0, lengths, 1.0)
     return rows
+
+
+@contextmanager
+def one_thread(work: float = 0.0) -> Iterator[None]:
+    """Lets torch use one thread, unless there is much `work`, in multiplications: threads of little work mostly wait.
+
+    Sums then do not depend on the number of threads.
+    """
+    threads = torch.get_num_threads()
+    if work < MUCH_WORK:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def product(one: Matrix, other: Matrix) -> Floats:
+    """Returns a product of matrices in float64, by torch, whose number of threads can be set.
+
+    >>> product(np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]))
+    array([[11.]])
+    """
+    with one_thread(one.size * other.shape[1]):
+        found: Floats = (torch.from_numpy(one.astype(np.float64)) @ torch.from_numpy(other.astype(np.float64))).numpy()
+    return found
 
 
 # -- draws by the lottery ---------------------------------------------------------------------------------------------

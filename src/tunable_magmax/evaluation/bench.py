@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats, Ints, unit_rows
+from tunable_magmax.data.arrays import Floats, Ints, product, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
@@ -32,8 +32,7 @@ from tunable_magmax.runs.run import Run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunable_magmax.evaluation.accuracy import Accuracy
-    from tunable_magmax.evaluation.labelled import Labelled
+    from tunable_magmax.evaluation.accuracy import Accuracy, Labelled
     from tunable_magmax.merging.report import MergeReport
 
 CACHE_BYTES = 512 << 20
@@ -44,8 +43,8 @@ LEAST_WEIGHT = 0.01
 """A task of less weight hardly matters."""
 HEADS = 256
 """Heads that stay in memory."""
-FOLDED = 6
-"""Models whose labelled rows stay in memory with their discriminants, a few megabytes each."""
+ROWS_BYTES = 256 << 20
+"""Labelled rows that stay in memory, with their discriminants: those of a model and of the tasks that matter."""
 LABELLED_COUNT = 3.0
 """How many kept samples a labelled sample of the site counts for."""
 
@@ -54,23 +53,30 @@ LABELLED_COUNT = 3.0
 class BenchData:
     """Decoded samples: `labels` [n] are indices into the bench's classes, `tasks` [n] the samples' tasks; -1: unknown.
 
-    `name` is what their features are kept under. `part_of`: the samples that these are some of, and their rows there.
+    `name` is what their features are kept under. `source`: the decoded samples, or those that these are some of and
+    their rows there.
     """
 
     name: str
-    prepared: Prepared
+    source: Prepared | tuple[BenchData, Ints]
     labels: Ints
     tasks: Ints
-    part_of: tuple[BenchData, Ints] | None = None
 
     def __len__(self) -> int:
-        return len(self.prepared)
+        return len(self.labels)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The decoded samples, which some are taken out of when they are first embedded."""
+        if isinstance(self.source, tuple):
+            whole, rows = self.source
+            return whole.prepared.subset(rows.tolist())
+        return self.source
 
     def take(self, rows: Sequence[int] | Ints, name: str) -> BenchData:
         """Returns some of the samples under another name."""
         index = np.asarray(rows, dtype=np.int64)
-        part = self.prepared.subset(index.tolist())
-        return BenchData(name, part, self.labels[index], self.tasks[index], (self, index))
+        return BenchData(name, (self, index), self.labels[index], self.tasks[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +209,8 @@ class Bench(AbstractContextManager["Bench"]):
         A model that is the same for every site embeds all samples at once, of which these may be a part. `check` is
         called now and then, and may raise to stop it.
         """
-        if data.part_of is not None:
-            whole, rows = data.part_of
+        if isinstance(data.source, tuple):
+            whole, rows = data.source
             everywhere = spec.weights is None and spec.checkpoint in (None, 0, len(self.run.tasks))
             if everywhere or self.keeps(spec, whole):
                 return self.features(spec, whole, check)[rows]
@@ -216,16 +222,15 @@ class Bench(AbstractContextManager["Bench"]):
                     check()
                 self.embedded += len(data)
                 options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
-                self._features[key] = embed_prepared(self.encoder, data.prepared, **options)
-                total = sum(values.nbytes for values in self._features.values())
-                while total > CACHE_BYTES and len(self._features) > 1:
-                    total -= self._features.popitem(last=False)[1].nbytes
+                features = embed_prepared(self.encoder, data.prepared, **options)
+                _keep(self._features, key, features, CACHE_BYTES, size=lambda kept: kept.nbytes)
             self._features.move_to_end(key)
             return self._features[key]
 
     def keeps(self, spec: MergeSpec, data: BenchData) -> bool:
         """Whether a model's features are in memory."""
-        return (spec, data.name) in self._features or (data.part_of is not None and self.keeps(spec, data.part_of[0]))
+        whole = data.source[0] if isinstance(data.source, tuple) else None
+        return (spec, data.name) in self._features or (whole is not None and self.keeps(spec, whole))
 
     def report(self, spec: MergeSpec) -> MergeReport:
         """Returns the report of a merge, which is made if it was not."""
@@ -283,7 +288,8 @@ class Bench(AbstractContextManager["Bench"]):
             parts = self._labelled_rows(spec, site, check) or [Rows(np.zeros((0, self.encoder.dim)), [])]
             fields = ("features", "labels", "counts", "judged")
             rows = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
-            _keep(self._folded, key, FoldedRows(rows, len(self.classes), device=self.encoder.device), FOLDED)
+            folded = FoldedRows(rows, len(self.classes), device=self.encoder.device)
+            _keep(self._folded, key, folded, ROWS_BYTES, size=lambda kept: kept.rows.features.nbytes)
         self._folded.move_to_end(key)
         return self._folded[key]
 
@@ -300,12 +306,8 @@ class Bench(AbstractContextManager["Bench"]):
 
     def _task_counts(self, data: BenchData, site: SiteFacts) -> Floats:
         """Returns how much each row counts for its class: by its task's weight where tasks share classes, else 1."""
-        counts = np.ones(len(data))
-        shared = np.flatnonzero(self._shared_classes)
-        if not len(shared) or (data.tasks < 0).all():
-            return counts
-        weights = np.asarray(site.weights)
-        for label in shared:
+        counts, weights = np.ones(len(data)), np.asarray(site.weights)
+        for label in np.flatnonzero(self._shared_classes):
             mine = np.flatnonzero((data.labels == label) & (data.tasks >= 0))
             each = weights[data.tasks[mine]]
             if len(mine) and each.sum() > 0:
@@ -335,7 +337,7 @@ class Bench(AbstractContextManager["Bench"]):
                     gram = before.T @ before + np.eye(before.shape[1])
                     self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
                 before, shares = self._moves[key]
-                rows = unit_rows(rows + shares @ (self._anchor_rows(spec, anchors) - before))
+                rows = unit_rows(rows + product(shares, self._anchor_rows(spec, anchors) - before))
             parts.append(Rows(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 
@@ -405,8 +407,11 @@ def measure_model(
     return accuracy, prepared.failed
 
 
-def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Puts a value into a cache, out of which the oldest go when there are more than `most`."""
+def _keep(
+    cache: OrderedDict[Any, Any], key: Any, value: Any, most: int, size: Callable[[Any], int] = lambda kept: 1
+) -> None:
+    """Puts a value into a cache, out of which the oldest others go as long as the sizes are more than `most`."""
     cache[key] = value
-    while len(cache) > most:
-        cache.popitem(last=False)
+    total = sum(map(size, cache.values()))
+    while total > most and len(cache) > 1:
+        total -= size(cache.popitem(last=False)[1])

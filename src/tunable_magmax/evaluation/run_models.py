@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged, MergeSession
     from tunable_magmax.runs.run import Run
 
+SMALL_MODEL = 1 << 20
+"""Elements of a model that one thread merges faster than several, which would wait for each other."""
 MODELS_BESIDE = 4
 """Models in memory beside base and tasks: the merged vector, that of tsv, the model made of it, and the encoder."""
 
@@ -155,9 +157,9 @@ class RunModels(AbstractContextManager["RunModels"]):
 
         include, exclude = self._patterns
         copied = () if self.heads is None else tuple(map(escape, self.heads.copied))
-        return MergeSession(
-            self._states[0], self._states[1:], include=include, exclude=[*(exclude or ()), *copied] or None
-        )
+        excluded = [*(exclude or ()), *copied] or None
+        threads = 1 if sum(tensor.numel() for tensor in self._states[0].values()) < SMALL_MODEL else None
+        return MergeSession(self._states[0], self._states[1:], include=include, exclude=excluded, threads=threads)
 
     def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Moves tensors to the device; tied ones stay one tensor."""

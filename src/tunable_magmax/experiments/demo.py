@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tunable_magmax.data.arrays import one_thread
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, required
 from tunable_magmax.evaluation.bench import Bench, BenchData
@@ -110,7 +111,6 @@ def run_demo(
     """
     for module in ("transformers", "PIL", "matplotlib"):
         required(module)
-    from tunable_magmax.models.prepared import one_thread
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)

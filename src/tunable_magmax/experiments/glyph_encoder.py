@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunable_magmax.data.arrays import one_thread
 from tunable_magmax.errors import required
 from tunable_magmax.experiments.glyphs import (
     BASE_STREAM,
@@ -29,7 +30,7 @@ from tunable_magmax.experiments.glyphs import (
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head, mean_head
-from tunable_magmax.models.prepared import embed_inputs, one_thread
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import PROCESSOR_FILE, quiet
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from tunable_magmax.data.arrays import Floats, shuffled, unit_rows
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.source import as_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import label_benchmark, label_samples
 from tunable_magmax.evaluation.bench import Bench, BenchData
-from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.rows import HeadKind
@@ -147,7 +147,7 @@ class SequenceBench(AbstractContextManager["SequenceBench"]):
         """The test samples that are known in any environment, and the place of each among them."""
         rows = sorted({row for each in self.environments for row in self.trained.rows_of(each.meta)})
         whole = self.trained.tests.take(rows, "known")
-        return replace(whole, part_of=None), {row: place for place, row in enumerate(rows)}
+        return replace(whole, source=whole.prepared), {row: place for place, row in enumerate(rows)}
 
     @cached_property
     def logistic(self) -> tuple[Any, Floats]:
@@ -170,8 +170,8 @@ class SequenceBench(AbstractContextManager["SequenceBench"]):
     def task_accuracy(self, spec: MergeSpec, task: int) -> float:
         """Returns the accuracy on a task's test samples, among all classes, with the old head."""
         tests = self.trained.tests
-        part = replace(tests.take(np.flatnonzero(tests.tasks == task), f"task {task}"), part_of=None)
-        return self._accuracy(spec, part)
+        part = tests.take(np.flatnonzero(tests.tasks == task), f"task {task}")
+        return self._accuracy(spec, replace(part, source=part.prepared))
 
     def held_accuracy(self, spec: MergeSpec) -> float:
         """Returns the accuracy on the training samples that were held out of all tasks, with the old head."""

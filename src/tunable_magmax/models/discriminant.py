@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -119,5 +120,11 @@ def stratified_folds(labels: Ints, seed: int) -> Ints:
     order = np.argsort(labels, kind="stable")
     _, sizes = np.unique(labels, return_counts=True)
     for members in np.split(order, np.cumsum(sizes)[:-1]):
-        folds[members[drawn(range(len(members)), seed, FOLD_STREAM)]] = np.arange(len(members)) % FOLDS
+        folds[members[_shuffled(len(members), seed)]] = np.arange(len(members)) % FOLDS
     return folds
+
+
+@lru_cache(1024)
+def _shuffled(size: int, seed: int) -> list[int]:
+    """Returns the order of a class's rows; kept, since there are many classes of few sizes."""
+    return drawn(range(size), seed, FOLD_STREAM)

@@ -10,7 +10,6 @@ machines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.data.arrays import Floats, Ints
+from tunable_magmax.data.arrays import Floats, Ints, one_thread
 from tunable_magmax.models.discriminant import FOLDS, NO_VARIANCE, Discriminant, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
-from tunable_magmax.models.prepared import one_thread
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
 START = 4
@@ -33,9 +31,6 @@ LEAST_GAIN = 0.002
 """A fitted head whose log loss is not smaller than the old one's by this is not worth having."""
 CONSTANT_RIDGE = 1e-3
 """Of the mean square of the features: the ridge of the direction along which they are constant."""
-SMALL_FIT = 1e9
-"""Rows times the square of their width, below which threads mostly wait for each other: a point of the studio took
-0.30 s with two, 0.19 with one."""
 SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
@@ -138,7 +133,7 @@ def fit_head(
     views = views or [WHOLE]
     usable = [view for view in views if view.old or folded.present.all()] if len(folded.rows) else []
     features = folded.rows.features
-    with one_thread() if features.size * features.shape[1] < SMALL_FIT else nullcontext():
+    with one_thread(features.size * features.shape[1]):
         problem = _Problem(folded, shares / shares.sum(), old, views[0])
         fits = [problem.fitted(view) for view in usable]
     old_fit = problem.old_fit

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.checkpoint import read_tensor
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile, plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.data.arrays import Floats, as_numpy, unit_rows
+from tunable_magmax.data.arrays import Floats, as_numpy, product, unit_rows
 from tunable_magmax.data.samples import WORDNET_ID, places_of
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import parse_json, read_json, write_atomic
@@ -44,8 +44,7 @@ class Linear:
 
     def logits(self, features: NDArray[Any]) -> Floats:
         """Returns logits [n, classes] of features [n, dim]."""
-        scores: Floats = features.astype(np.float64) @ self.weight.astype(np.float64).T + self.bias
-        return scores
+        return product(features, self.weight.T) + self.bias
 
 
 @dataclass(frozen=True, eq=False)

@@ -245,19 +245,6 @@ def in_parallel(work: Callable[[range], _Result], samples: int, batch: int, devi
             torch.set_num_threads(before)  # threads that others begin would have the number that was set last
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Computes on one thread of the processor: sums then do not depend on their number."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _decode(encoder: Encoder, inputs: Sequence[Any], kind: Kind) -> dict[str, Tensor]:
     if kind == "image":
         return {"pixels": encoder.decode_images(inputs)}

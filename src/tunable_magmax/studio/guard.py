@@ -11,16 +11,14 @@ the machine. So each request is checked before anything reads it:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import parse_json
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN = b"x-studio-token"
 JSON_BYTES = 256 << 10
@@ -44,7 +42,7 @@ class Refused(InputError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
+        self.status_code = status
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 class Guard:
     """Lets only requests of the studio's own page through to `app`, and puts the security headers on every answer."""
 
-    def __init__(self, app: App, port: int, token: str) -> None:
+    def __init__(self, app: ASGIApp, port: int, token: str) -> None:
         self._app, self._token = app, token.encode()
         names = ("127.0.0.1", "localhost")
         self._hosts = {f"{name}:{port}".encode() for name in names}
@@ -66,7 +64,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or refuses it."""
 
-        async def guarded(message: MutableMapping[str, Any]) -> None:
+        async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 kept = [pair for pair in message["headers"] if pair[0].decode().lower() not in HEADERS]
@@ -80,7 +78,7 @@ class Guard:
             from starlette.responses import JSONResponse
 
             # The request's body is not read, so the connection cannot serve another one.
-            answer = JSONResponse(error_body(refused), refused.status, {"connection": "close"})
+            answer = JSONResponse(error_body(refused), refused.status_code, {"connection": "close"})
             await answer(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
@@ -105,7 +103,7 @@ class Guard:
         return None
 
 
-async def read_body(request: Any, most: int, what: str) -> bytes:
+async def read_body(request: Request, most: int, what: str) -> bytes:
     """Reads a request's body, refused by its declared length, or as soon as it is longer than `most` bytes."""
     too_large = Refused(413, f"{what} is larger than {most:,} bytes, the most that the studio takes")
     declared = request.headers.get("content-length", "0")
@@ -120,7 +118,7 @@ async def read_body(request: Any, most: int, what: str) -> bytes:
     return b"".join(parts)
 
 
-async def read_object(request: Any) -> dict[str, Any]:
+async def read_object(request: Request) -> dict[str, Any]:
     """Reads a request's JSON object."""
     body = await read_body(request, JSON_BYTES, "the request")
     try:

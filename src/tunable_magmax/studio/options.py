@@ -36,13 +36,3 @@ class StudioOptions:
             raise InputError("--inputs and --labelled are both samples of the site: give one of them")
         if self.samples < 1:
             raise InputError(f"--samples is {self.samples}, expected at least 1")
-
-    @property
-    def samples_given(self) -> Path | None:
-        """The samples of the site to begin with."""
-        return self.labelled or self.inputs
-
-    def folder(self, run: Path) -> Path:
-        """Returns the folder that the studio of a run writes into."""
-        place = run.resolve()
-        return self.out or place.with_name(f"{place.name}-studio")

@@ -33,17 +33,9 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what the page shows of it."""
-        found = self.preference
-        return {
-            "id": self.id,
-            "title": self.title,
-            "weights": found.weights,
-            "intervals": found.intervals,
-            "expected_error": None if self.file is None else found.expected_error,
-            "samples": found.provenance.get("samples"),
-            "method": found.method,
-            "scale": found.scale,
-        }
+        shown = ("weights", "intervals", "expected_error", "method", "scale")
+        facts = {name: getattr(self.preference, name) for name in shown}
+        return {"id": self.id, "title": self.title, "samples": self.preference.provenance.get("samples"), **facts}
 
 
 def usual_presets(run: Run) -> list[Preset]:
@@ -80,22 +72,18 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class Setting:
-    """A merge for a mixture. `preset`: the one whose weights these are."""
+    """A merge for a mixture. `preset`: the one whose weights these are; `file`: the file that the preference is in."""
 
     preference: Preference
     scale: float | str | None = "matched"
     method: str = "tunable_magmax"
-    preset: Preset | None = None
+    preset: str | None = None
+    file: Path | None = None
 
     @property
     def spec(self) -> MergeSpec:
         """The merge."""
         return MergeSpec(self.method, self.scale, self.preference.weights)
-
-    @property
-    def file(self) -> Path | None:
-        """The file that the preference is in."""
-        return None if self.preset is None else self.preset.file
 
     def command(self, run: Path, out: Path) -> str:
         """Returns the command that makes the model, with the same merged bytes. Weights read back exactly."""
@@ -106,36 +94,30 @@ class Setting:
         return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])
 
 
-def usual_method(weights: Sequence[float], no_tsv: str | None) -> str:
-    """Returns the method that weights ask for. `no_tsv`: why that cannot be tsv here, if so."""
-    return "tunable_magmax" if no_tsv is not None else default_method(weights)
-
-
 def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset], no_tsv: str | None = None) -> Setting:
-    """Returns the model that a request means."""
+    """Returns the model that a request means. `no_tsv`: why tsv is not the method that weights ask for here, if so."""
     if request.method is not None and request.method not in OFFERED:
         hint = closest(request.method, OFFERED)
         raise InputError(f"unknown method {shortened(request.method)!r}{hint}; known: {', '.join(OFFERED)}")
-    if request.preset is not None and request.preset not in presets:
+    preset = presets.get(request.preset or "")
+    if request.preset is not None and preset is None:
         raise InputError(f"there is no preset {shortened(request.preset)!r}: get the state again")
-    preset = None if request.preset is None else presets[request.preset]
     if request.mix is not None:
         _checked(request.mix, run, "numbers in the mix")
-    if request.weights is not None:
-        chosen = _checked(request.weights, run, "weights")
-        if preset is not None:
-            pairs = zip(chosen.weights, preset.preference.weights, strict=True)
-            if any(abs(one - other) > 1e-9 for one, other in pairs):
-                raise InputError(f"these are not the weights of the preset {preset.id!r}: leave one of them out")
-    elif preset is None:
+    chosen = None if request.weights is None else _checked(request.weights, run, "weights")
+    given = chosen if preset is None else preset.preference
+    if given is None:
         raise InputError("which weights? Give one number for each task, or a preset")
-    preference = completed(chosen if preset is None else preset.preference, run)
-    method = request.method or usual_method(preference.weights, no_tsv)
+    if chosen is not None and any(abs(a - b) > 1e-9 for a, b in zip(chosen.weights, given.weights, strict=True)):
+        raise InputError(f"these are not the weights of the preset {request.preset!r}: leave one of them out")
+    preference = completed(given, run)
+    method = request.method or ("tunable_magmax" if no_tsv else default_method(preference.weights))
     scale: float | str | None = preference.scale if request.scale is None else request.scale
     scale = default_scale(method, preference.prior is not None) if scale is None else scale
     if not isinstance(scale, str) and not 0 <= scale <= MOST_SCALE:
         raise InputError(f"the scale is {scale:g}: give a number from 0 to {MOST_SCALE:g}, or matched")
-    return Setting(preference, scale if isinstance(scale, str) else float(scale), method, preset)
+    number = scale if isinstance(scale, str) else float(scale)
+    return Setting(preference, number, method, request.preset, None if preset is None else preset.file)
 
 
 def _checked(numbers: Sequence[float], run: Run, what: str) -> Preference:

@@ -37,8 +37,8 @@ MAGMAX = MergeSpec("magmax", "matched")
 class DataSet:
     """Labelled samples that are measured on: `samples` of `total`. `mixed`: they are a site's mix already.
 
-    `tasks` [n]: each sample's task, -1 for none; None where tasks are not known. `judged`: they are these of the rows
-    that heads are fitted to, so each answer is that of a head which did not see the sample (cross-validation).
+    `judged`: they are these of the rows that heads are fitted to, so each answer is that of a head which did not see
+    the sample (cross-validation).
     """
 
     name: str
@@ -46,11 +46,15 @@ class DataSet:
     samples: BenchData
     total: int
     mixed: bool
-    tasks: Ints | None
     judged: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def tasks(self) -> Ints | None:
+        """Each sample's task [n], -1 for none; None where tasks are not known."""
+        return self.samples.tasks if (self.samples.tasks >= 0).any() else None
 
     def weights(self, mix: Sequence[float]) -> NDArray[np.float64]:
         """Returns what each sample counts: all alike, or by the mix where the samples are not mixed."""
@@ -123,7 +127,7 @@ class Scores:
         total = len(labelled)
         labelled = labelled.draw(limit)
         opened = self.bench.open_labelled(f"{name} {next(self._number)}", labelled)
-        return DataSet(name, title, opened, total, mixed, None if labelled.sample_tasks is None else opened.tasks)
+        return DataSet(name, title, opened, total, mixed)
 
     def open_kept_data(self) -> DataSet | None:
         """Returns the kept samples as data to measure on, by cross-validation; None if there are too few."""
@@ -137,11 +141,7 @@ class Scores:
         samples = self.kept.take(judged, "kept")
         total = sum(entry.samples for entry in self.run.kept if entry is not None)
         title = "kept samples of the tasks (cross-validated)"
-        return DataSet("kept", title, samples, total, False, samples.tasks, judged)
-
-    def forget(self, data: DataSet) -> None:
-        """Forgets what was kept of some data."""
-        self.bench.forget(data.samples.name)
+        return DataSet("kept", title, samples, total, False, judged)
 
     # -- points ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Scores:
             scale_used=self.scale(setting),
             method=setting.method,
             head=self.bench.fit(setting.spec, facts).kind,
-            preset=None if setting.preset is None else setting.preset.id,
+            preset=setting.preset,
             data=data.name,
             tasks=self._by_task(right, data),
             overall=Share(int(right.sum()), len(right)).to_dict(),

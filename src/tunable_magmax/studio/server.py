@@ -11,7 +11,7 @@ from typing import Any
 
 from tunable_magmax.config import check
 from tunable_magmax.errors import InputError, TmxError, required
-from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
+from tunable_magmax.studio.guard import Guard, error_body, read_body, read_object
 from tunable_magmax.studio.points import PointRequest, SaveRequest, Setting
 from tunable_magmax.studio.session import Studio
 
@@ -19,7 +19,7 @@ STATIC = Path(__file__).parent / "static"
 LONGEST_NAME = 1024
 
 
-def make_app(studio: Studio, port: int, token: str) -> App:
+def make_app(studio: Studio, port: int, token: str) -> Guard:
     """Returns the studio as an ASGI application behind its guard."""
     required("starlette")
     from starlette.applications import Starlette
@@ -70,14 +70,9 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         return studio.samples(start, count, query.get("show", "all"))
 
     async def failed(request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, Refused) else 400 if isinstance(error, InputError) else 500
+        status = getattr(error, "status_code", 400 if isinstance(error, InputError) else 500)
         rest = {"connection": "close"} if status == 413 else None  # the rest of the body is not read
         return JSONResponse(error_body(error), status, rest)
-
-    async def no_such(request: Request, error: HTTPException) -> Response:
-        words = {404: "there is nothing at this address", 405: "this address does not take such a request"}
-        text = words.get(error.status_code, error.detail)
-        return JSONResponse(error_body(Refused(error.status_code, text)), error.status_code)
 
     def route(method: str, path: str, endpoint: Any) -> Route:
         return Route(path, endpoint, methods=[method])
@@ -91,7 +86,7 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         route("POST", "/api/measure", answers(measure, 202)),
         route("GET", "/api/points", answers(lambda *_: {"points": studio.points()})),
         route("POST", "/api/command", answers(lambda content, *_: {"tailor": studio.command(*named(content))})),
-        route("POST", "/api/uploads", answers(lambda *_: {"upload": uploads.begin().name}, 201)),
+        route("POST", "/api/uploads", answers(lambda *_: {"upload": uploads.begin()}, 201)),
         route("POST", "/api/uploads/{upload}/files", add_file),
         route("POST", "/api/uploads/{upload}/estimate", answers(estimate, 202)),
         route("DELETE", "/api/uploads/{upload}", answers(lambda _, path, __: studio.remove_upload(path["upload"]))),
@@ -100,7 +95,7 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         route("POST", "/api/models", answers(lambda content, *_: {"name": writer.write(*named(content))}, 202)),
         route("DELETE", "/api/models/{name}", answers(lambda _, path, __: writer.cancel(path["name"]))),
     ]
-    handlers: dict[Any, Any] = {TmxError: failed, HTTPException: no_such, Exception: failed}
+    handlers = dict.fromkeys((TmxError, HTTPException, Exception), failed)
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)
 
 

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.data.source import SampleSource, open_samples
+from tunable_magmax.data.source import SampleSource
 from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.models.encoder import usable_device
 from tunable_magmax.preference.preference import Preference, read_preference
+from tunable_magmax.preference.site import Site
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.options import StudioOptions
-from tunable_magmax.studio.points import (
-    MOST_SCALE,
-    OFFERED,
-    PointRequest,
-    Preset,
-    Setting,
-    setting_of,
-    usual_method,
-    usual_presets,
-)
+from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest, Preset, Setting, setting_of, usual_presets
+from tunable_magmax.studio.samples import FILES, SUFFIXES, SiteSamples, Uploads, estimate_site
 from tunable_magmax.studio.scores import DataSet, Point, Scores
-from tunable_magmax.studio.site import SiteSamples, estimate_site, listed
-from tunable_magmax.studio.uploads import FILES, SUFFIXES, Uploads
 from tunable_magmax.studio.worker import Events, Worker
-from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
+from tunable_magmax.studio.writing import SAMPLES, Writer, checked_name
 from tunable_magmax.workflows.evaluate import find_head, open_labelled
-from tunable_magmax.workflows.options import Reading
+from tunable_magmax.workflows.options import Reading, SiteSources
 from tunable_magmax.workflows.tailor import why_not_tsv
-
-SAMPLES_FOLDER = "samples"
 
 
 @dataclass
@@ -44,43 +33,43 @@ class Studio:
     """A run on the page. `start` begins to read the models; everything else may be called at any time."""
 
     run: Run
-    out: Path
-    options: StudioOptions = field(default_factory=StudioOptions)
+    options: StudioOptions = StudioOptions()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
+        place = self.run.path.resolve()
+        self.out = self.options.out or place.with_name(f"{place.name}-studio")
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"{self.out} is a file: give a folder with -o")
+        self.given = self.options.labelled or self.options.inputs
+        """Samples of the site that are still to be estimated at the start."""
         self._refuse_options()
         self.events = Events()
         self.worker = Worker(self.events)
-        self.uploads = Uploads(self.out / SAMPLES_FOLDER)
+        self.uploads = Uploads(self.out / SAMPLES)
         self.data: dict[str, DataSet] = {}
         self.site: SiteSamples | None = None
         self.presets = {preset.id: preset for preset in usual_presets(self.run)}
         self.warnings: list[str] = []
         self.writer = Writer(self.run, self.out, self.events)
         self.lines = {"done": 0, "total": 0}
-        self.reading = self.options.samples_given is not None
-        """Whether samples that were given at the start are still to be estimated."""
         self.no_tsv = why_not_tsv(self.run)
         self._points: dict[str, tuple[Point, DataSet]] = {}
         self._scores: Scores | None = None
         if self.options.preference is not None:
             file = self.options.preference
             found = read_preference(file, self.run.names, len(self.run.tasks))
-            self._add_presets([Preset("given", file.name, found, file)])
+            self._add_preset(Preset("given", file.name, found, file))
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def _refuse_options(self) -> None:
         """Raises what is wrong with the files and the device that were given, before a page opens."""
-        usable_device(self.options.device)
-        if self.options.inputs is not None:
-            open_samples(self.options.inputs)
-        if self.options.labelled is not None:
-            open_samples(self.options.labelled).require_labels()
-        if self.options.data is not None:
-            open_labelled(self.options.data, find_head(self.run.base, None, self.run).head, self.run, Reading())
+        options = self.options
+        usable_device(options.device)
+        if self.given is not None:
+            Reading().open(self.given, labelled=options.labelled is not None)
+        if options.data is not None:
+            open_labelled(options.data, find_head(self.run.base, None, self.run).head, self.run, Reading())
 
     def start(self) -> None:
         """Begins to read the run's models and samples, in the background."""
@@ -100,7 +89,7 @@ class Studio:
         try:
             yield from self._open_samples()
         finally:
-            self.reading = False
+            self.given = None
         yield from self._open_lines()
 
     def _open_samples(self) -> Iterator[None]:
@@ -121,8 +110,8 @@ class Studio:
             self.data[kept.name] = kept
         self.events.publish("state", {})
         yield
-        if options.samples_given is not None:
-            self._take_site(options.samples_given, None, options.labelled is not None)
+        if self.given is not None:
+            self._take_site(self.given, None, options.labelled is not None)
 
     def _open_data(self, name: str, place: Path | None) -> None:
         with collected_warnings() as texts:
@@ -154,9 +143,9 @@ class Studio:
 
         return progress
 
-    def _add_presets(self, presets: Sequence[Preset]) -> None:
-        """Adds presets after equal weights; those of the same ids are replaced."""
-        known = {**self.presets, **{preset.id: preset for preset in presets}}
+    def _add_preset(self, preset: Preset) -> None:
+        """Adds a preset after equal weights; one of the same id is replaced."""
+        known = {**self.presets, preset.id: preset}
         order = ["equal", "given", "samples", *known]
         self.presets = {name: known[name] for name in order if name in known}
 
@@ -167,16 +156,9 @@ class Studio:
         run, informed = self.run, self.run.label_tables is not None
         dropped = self.site is not None and self.site.upload is not None
         order = ["samples", "given", "equal"] if dropped else ["given", "samples", "equal"]
-        preset = next(self.presets[name] for name in order if name in self.presets)
-        method = usual_method(preset.preference.weights, self.no_tsv)
-        start = {
-            "weights": preset.preference.weights,
-            "scale": preset.preference.scale or default_scale(method, informed),
-            "method": method,
-            "preset": preset.id,
-            "data": next(iter(self.data), None),
-        }
-        matched, ready = Setting(preset.preference), self._scores is not None
+        first = next(name for name in order if name in self.presets)
+        start, ready = self.setting(PointRequest(preset=first)), self._scores is not None
+        matched = replace(start, method="tunable_magmax", scale="matched")
         return {
             "run": {
                 "name": run.path.resolve().name,
@@ -198,13 +180,18 @@ class Studio:
             "scale": {"matched": self.scores.scale(matched) if ready else None, "most": MOST_SCALE},
             "data": [self._describe(data) for data in self.data.values()],
             "presets": [preset.to_dict() for preset in self.presets.values()],
-            "start": start,
+            "start": {
+                "weights": start.preference.weights,
+                "scale": start.scale,
+                "method": start.method,
+                "preset": first,
+                "data": next(iter(self.data), None),
+            },
             "lines": {"ready": bool(self.data) and all(map(self.scores.has_lines, self.data.values())), **self.lines},
-            "reading": self.reading,
+            "reading": self.given is not None,
             "samples": None if self.site is None else self.site.to_dict(),
             "models": [model.to_dict() for model in self.writer.models.values()],
             "limits": {"files": FILES, "suffixes": sorted(SUFFIXES)},
-            "writing": self.writer.writing,
             "warnings": list(dict.fromkeys(self.warnings)),
         }
 
@@ -249,7 +236,7 @@ class Studio:
 
     def command(self, name: str, setting: Setting) -> str:
         """Returns the command that makes the model of a point, as OUT/name."""
-        return setting.command(self.run.path, self.out / checked_name(name, RESERVED))
+        return setting.command(self.run.path, self.out / checked_name(name))
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
@@ -265,14 +252,15 @@ class Studio:
 
     def _take_site(self, source: SampleSource, upload: str | None, use_labels: bool) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        with collected_warnings():  # told with the samples
-            progress, device = self._progress("samples"), self.options.device
-            site = estimate_site(self.run, self.scores.head.classes, source, use_labels, self.out, progress, device)
+        reading, progress = Reading(device=self.options.device), self._progress("samples")
+        known = Site(self.run, SiteSources(inputs=source), reading, 0, progress)
+        with collected_warnings() as texts:
+            site = estimate_site(known, self.scores.head.classes, use_labels, self.out / "site-samples.json")
             self._forget_site()
             if site.labelled:
                 self.data["site"] = self.scores.open_data("site", source, mixed=True, limit=self.options.samples)
-        self._add_presets([site.preset])
-        before, self.site = self.site, replace(site, upload=upload)
+        self._add_preset(site.preset)
+        before, self.site = self.site, replace(site, upload=upload, warnings=texts())
         if before is not None and before.upload is not None and before.upload != upload:
             with suppress(Refused):  # the page may have removed them in the meantime
                 self.uploads.remove(before.upload)
@@ -289,10 +277,10 @@ class Studio:
     def _forget_site(self) -> None:
         data = self.data.pop("site", None)
         if data is not None:
-            self.scores.forget(data)
+            self.scores.bench.forget(data.samples.name)
 
     def samples(self, start: int, count: int, show: str) -> dict[str, Any]:
         """Returns some of the site's samples."""
         if self.site is None:
             return {"total": 0, "start": start, "shown": 0, "samples": []}
-        return listed(self.site, start, count, show, len(self.run.tasks))
+        return self.site.shown(start, count, show, len(self.run.tasks))

@@ -19,15 +19,16 @@ from tunable_magmax.workflows.options import SiteSources, TailorOptions
 from tunable_magmax.workflows.tailor import tailor
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RESERVED = ("samples",)
+SAMPLES = "samples"
+"""The folder of uploaded samples in the output folder."""
 
 
-def checked_name(name: Any, taken: tuple[str, ...] = ()) -> str:
+def checked_name(name: str) -> str:
     """Returns a name for a file or folder in the output folder, or refuses it."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or name.endswith((".partial", ".log")) or name in taken:
+    if not NAME.fullmatch(name) or name.endswith((".partial", ".log")) or name == SAMPLES:
         raise InputError(
-            f"{shortened(str(name))!r} cannot be a name here: use letters, digits, '-', '_' and '.', at most 64, "
-            f"beginning with a letter or digit{'; taken: ' + ', '.join(taken) if taken else ''}"
+            f"{shortened(name)!r} cannot be a name here: use letters, digits, '-', '_' and '.', at most 64, beginning "
+            f"with a letter or digit; {SAMPLES} is taken"
         )
     return name
 
@@ -72,9 +73,9 @@ class Writer:
         """The name of the model that is being written."""
         return next((model.name for model in self.models.values() if model.state == "writing"), None)
 
-    def write(self, asked: Any, setting: Setting) -> str:
+    def write(self, asked: str, setting: Setting) -> str:
         """Begins to write the model of a point as OUT/name; returns the name."""
-        name = checked_name(asked, RESERVED)
+        name = checked_name(asked)
         with self._lock:
             if self.writing is not None:
                 raise Refused(409, f"the model {self.writing!r} is being written: wait until it is done, or cancel it")
@@ -136,10 +137,9 @@ class Writer:
         self.models[model.name] = model
         self.events.publish("model", model.to_dict())
 
-    def save_preference(self, name: Any, setting: Setting) -> dict[str, Any]:
+    def save_preference(self, asked: str, setting: Setting) -> dict[str, Any]:
         """Writes OUT/name.json: the preference of a point, with its scale if that is a number above 0."""
-        name = checked_name(name)
-        file = self.out / f"{name.removesuffix('.json')}.json"
+        file = self.out / f"{checked_name(asked).removesuffix('.json')}.json"
         scale = setting.scale if isinstance(setting.scale, float) and setting.scale > 0 else None
         replace(setting.preference, scale=scale).save(file)
         return {"file": file.name, "path": str(file)}

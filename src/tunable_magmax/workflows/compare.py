@@ -12,10 +12,9 @@ import numpy as np
 
 from tunable_magmax.engines.outputs import read_report
 from tunable_magmax.errors import InputError, plural, some_of
-from tunable_magmax.evaluation.accuracy import Share
+from tunable_magmax.evaluation.accuracy import Labelled, Share
 from tunable_magmax.evaluation.bench import Bench, BenchData
 from tunable_magmax.evaluation.comparison import ALPHA, Bools, Paired, Verdict, holm, paired
-from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_too_large
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference, read_preference

@@ -16,9 +16,8 @@ from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import SamplesLike, as_samples
 from tunable_magmax.errors import InputError, closest, shown_shares
-from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix
+from tunable_magmax.evaluation.accuracy import Accuracy, AccuracyMatrix, Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.bench import Bench, measure_model
-from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels, merged_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged

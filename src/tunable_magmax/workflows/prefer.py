@@ -55,7 +55,7 @@ def search_preference(site: Site, trials: int, bench: Bench | None = None) -> Pr
     those that the labels mean are tried first: on these samples the result is no worse. `bench`: the run's models, if
     they are in memory already.
     """
-    from tunable_magmax.evaluation.labelled import label_samples
+    from tunable_magmax.evaluation.accuracy import label_samples
     from tunable_magmax.preference.search import Weights, require_optuna, search
 
     require_optuna()  # before anything is read

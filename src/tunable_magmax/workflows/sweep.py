@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, StorageError, plural
+from tunable_magmax.evaluation.accuracy import Labelled
 from tunable_magmax.evaluation.bench import Bench
 from tunable_magmax.evaluation.comparison import sample_weights
-from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.budget import read_weights

@@ -52,7 +52,6 @@ studio.takeModel = (model) => {
   const { facts } = studio.state;
   const others = facts.models.filter((other) => other.name !== model.name);
   facts.models = [...others, model];
-  facts.writing = model.state === "writing" ? model.name : null;
   if (model.state !== "writing") studio.announce(`${model.name}: ${STATES[model.state]}`);
   studio.changed("models");
 };
@@ -61,8 +60,8 @@ const STATES = { writing: "being written", done: "written", cancelled: "cancelle
 const items = new Map(); // by name: progress must not rebuild the button that somebody is about to press
 
 const drawModels = () => {
-  const { models, writing } = studio.state.facts;
-  studio.find("write").disabled = writing !== null;
+  const { models } = studio.state.facts;
+  studio.find("write").disabled = models.some((model) => model.state === "writing");
   const names = new Set(models.map((model) => model.name));
   for (const [name, item] of items) if (!names.has(name)) { item.root.remove(); items.delete(name); }
   for (const model of models) {

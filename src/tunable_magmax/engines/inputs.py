@@ -128,12 +128,11 @@ class Inputs:
         self._stack.close()
 
     def warnings(self) -> Iterator[str]:
-        """Yields which tasks are the base, or another task."""
-        known = {self.paths[0].resolve(): "the base checkpoint itself"}
+        """Yields which tasks are another task; a merge says of which the values are the base's."""
+        known: dict[Path, str] = {}
         for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
-            own = f"the same checkpoint as {label}"
-            if (same := known.setdefault(path.resolve(), own)) is not own:
-                yield f"{label} is {same}"
+            if (same := known.setdefault(path.resolve(), label)) != label:
+                yield f"{label} is the same checkpoint as {same}"
 
     def notes(self) -> Iterator[str]:
         """Yields notes for the user before a merge begins."""

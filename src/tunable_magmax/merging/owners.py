@@ -8,11 +8,10 @@ What a `Part` answers can be added up over threads and machines.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
-from threading import Lock
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +24,8 @@ from tunable_magmax.merging.kernels import (
     Each,
     Kernels,
     Keys,
+    Listed,
+    MagnitudeScan,
     Owners,
     PlaneRows,
     Planes,
@@ -110,9 +111,9 @@ def windows(n: int, candidates: int) -> Iterable[tuple[int, int]]:
 
 
 def added(scanned: Iterable[tuple[int, Keys]]) -> tuple[int, Keys]:
-    """Returns the sum of the counts and all keys of several scans."""
-    below, keys = zip((0, np.empty(0, np.uint64)), *scanned, strict=True)
-    return sum(below), np.concatenate(keys)
+    """Returns the sum of the counts and everything that was listed, of one scan or more."""
+    below, listed = zip(*scanned, strict=True)
+    return sum(below), np.concatenate(listed, axis=-1)
 
 
 def nth_smallest(keys: Keys, n: int) -> int:
@@ -124,29 +125,12 @@ def nth_smallest(keys: Keys, n: int) -> int:
     return int(np.partition(keys, n - 1)[n - 1])
 
 
-COUNT_BYTES = 4 << 20
-"""Memory for counts of magnitudes, in all and of each thread: groups are searched so many at a time."""
-LEAST_BITS, MOST_BITS = 11, 16
-"""Of a digit of a magnitude: each digit takes a walk, and twice the memory for each bit."""
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Merged tensors, by number, that share a budget or quota, and how many elements they have."""
 
     tensors: tuple[int, ...]
     elements: int
-
-
-@dataclass(frozen=True, slots=True)
-class EqualScan:
-    """Asks for the keys of a task's elements of one magnitude, in a group."""
-
-    group: Group
-    task: int
-    magnitude: float
-    low: int
-    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +142,55 @@ class Call:
     arguments: tuple[Any, ...] = ()
 
 
-def digits(width: int, counts: int) -> list[tuple[int, int]]:
-    """Cuts the bit pattern of a magnitude, its code, into few digits (shift, bits) of about so many values at most.
+LISTED = 1 << 18
+"""About so many elements are listed at a time in the search for cuts, over all tasks and groups that are searched."""
+LISTED_BYTES = 2 * 16 * LISTED
+LARGE = 1 << 16
+"""For groups of more elements than this, fewer than all are listed where several are searched together."""
+STRIDE = 127
+"""Where nothing is counted, a small sample is drawn from every so many-th element alone, which spares the memory."""
+NOTHING, EVERYTHING = Cut(inf, 0), Cut(0.0, MASK)
+Search: TypeAlias = Generator[tuple[Cut, Cut, float, int], tuple[int, Listed], Cut]
 
-    A code has 31 bits of a float32, 63 of a float64. The patterns of non-negative floats have the order of the floats.
 
-    >>> digits(31, 70_000), digits(31, 2048)
-    ([(15, 16), (0, 15)], [(20, 11), (9, 11), (0, 9)])
+def find_cut(n: int, elements: int, room: int) -> Search:
+    """Returns the cut that keeps the n largest of some elements; zeros do not matter.
+
+    Yields windows: two cuts, a rate and a sample's number (`MagnitudeScan`), in which about `room` elements are listed
+    at most, and is sent what a scan of it answers. A sample of one window shows where the next one must be.
     """
-    bits = min(MOST_BITS, max(LEAST_BITS, counts.bit_length() - 1))
-    return [(max(0, high - bits), min(bits, high)) for high in range(width, 0, -bits)]
+    if n in (0, elements):
+        return EVERYTHING if n else NOTHING
+    whole = NOTHING, EVERYTHING, elements
+    sample, (above, last, inside) = 0, whole
+    while True:
+        # After a sample of this size, all that is in the next window can be listed.
+        size = inside if inside <= room else min(room, (6 * inside / room) ** 2)
+        rate = size / inside
+        before, listed = yield above, last, rate, sample
+        left, found = n - before, listed.shape[1]
+        if rate < 1:
+            # Five deviations each side of the place where the last one is expected.
+            place = left * rate
+            half = 5 * sqrt(max(1, place * (1 - place / size))) + 8
+            first, end = max(0, int(place - half)), int(place + half)
+            above = _cut(listed, min(first, found - 1)) if first and found else above
+            last = _cut(listed, end) if end < found else last
+            inside = int((max(0, min(end, found) - first) + 8) / rate)
+        elif 0 < left <= found:
+            return _cut(listed, left - 1)
+        elif left > found and last == EVERYTHING:  # all but zeros
+            return EVERYTHING
+        else:  # chance has misled
+            sample, (above, last, inside) = sample + 1, whole
+
+
+def _cut(listed: Listed, k: int) -> Cut:
+    """Returns the cut whose last element is the k-th of those that are listed."""
+    magnitude = np.partition(listed[0], -k - 1)[-k - 1]
+    equal = listed[1, listed[0] == magnitude]
+    larger = int((listed[0] > magnitude).sum())
+    return Cut(float(magnitude.view(np.float64)), nth_smallest(equal, k - larger + 1))
 
 
 class MergedElements:
@@ -229,46 +252,32 @@ class MergedElements:
         self, tasks: Sequence[int], groups: Sequence[Group], wanted: Sequence[Sequence[int]], seed: int
     ) -> list[list[Cut]]:
         """Returns the cuts [groups, tasks] that keep the `wanted` [groups, tasks] elements of largest magnitude."""
-        step = max(1, COUNT_BYTES // (len(tasks) * 8 << LEAST_BITS)) if tasks else 1
-        cuts: list[list[Cut]] = []
-        for first in range(0, len(groups), step):
-            batch = slice(first, first + step)
-            cuts += self._cuts(tasks, groups[batch], np.array(wanted[batch], np.int64), seed)
+        cuts = [[NOTHING for _ in tasks] for _ in groups]
+        batches: list[list[int]] = [[]]
+        free = LISTED
+        for g, group in enumerate(groups):
+            size = min(group.elements, LARGE) * len(tasks)
+            if size > free:
+                batches.append([])
+                free = LISTED
+            batches[-1].append(g)
+            free -= size
+        for batch in batches:
+            room = LISTED // len(tasks) if len(batch) == 1 else LARGE
+            todo = {(g, k): find_cut(wanted[g][k], groups[g].elements, room) for g in batch for k in range(len(tasks))}
+            answers: dict[tuple[int, int], tuple[int, Listed] | None] = dict.fromkeys(todo)
+            while todo:
+                scans = []
+                for (g, k), search in list(todo.items()):
+                    try:
+                        window = search.send(answers[g, k])  # type: ignore[arg-type]
+                        state = lottery_state(seed, TIES_CUT, tasks[k] + 1)
+                        scans.append((groups[g], MagnitudeScan(tasks[k], state, *window)))
+                    except StopIteration as done:
+                        cuts[g][k] = done.value
+                        del todo[g, k]
+                answers.update(zip(todo, map(added, zip(*self._ask_all("scan", scans), strict=True)), strict=True))
         return cuts
-
-    def _cuts(self, tasks: Sequence[int], groups: Sequence[Group], wanted: Ints, seed: int) -> list[list[Cut]]:
-        """Finds the magnitude of the last element that is kept digit by digit, and of equal ones the last key."""
-        prefixes, left = np.zeros_like(wanted), wanted.copy()
-        equal = np.zeros_like(wanted)
-        for digit in digits(63 if self._wide else 31, COUNT_BYTES // max(8, 8 * wanted.size)):
-            answers = self._ask_all("count_magnitudes", groups, tasks, prefixes, digit, self._wide)
-            counts = sum(answers, np.zeros((*wanted.shape, 1 << digit[1]), np.int64))
-            from_top = counts[..., ::-1].cumsum(axis=-1)
-            place = (from_top < left[..., None]).sum(axis=-1, keepdims=True)
-            above = np.take_along_axis(from_top, np.maximum(place - 1, 0), -1) * (place > 0)
-            equal = np.take_along_axis(counts[..., ::-1], place, -1)[..., 0]
-            left -= above[..., 0]
-            prefixes = (prefixes << digit[1]) + (counts.shape[-1] - 1 - place[..., 0])
-        codes = prefixes.astype(np.int64 if self._wide else np.int32)
-        magnitudes = codes.view(np.float64 if self._wide else np.float32).astype(np.float64)
-        keys = np.full_like(wanted, MASK, dtype=np.uint64)
-        # Of equal magnitudes all are kept, or those with the smallest keys; zeros are nothing, kept or not.
-        undecided = np.argwhere((left > 0) & (left < equal) & (magnitudes > 0)).tolist()
-        wider = {(g, k): iter(windows(int(left[g, k]), int(equal[g, k]))) for g, k in undecided}
-        while wider:
-            scans = [
-                EqualScan(groups[g], tasks[k], float(magnitudes[g, k]), *next(window))
-                for (g, k), window in wider.items()
-            ]
-            found = map(added, zip(*self._ask_all("scan_equal", scans, seed), strict=True))
-            for (g, k), scan, (below, listed) in zip(list(wider), scans, found, strict=True):
-                n = int(left[g, k]) - below
-                if 0 <= n <= len(listed):
-                    keys[g, k] = nth_smallest(listed, n) if n else scan.low - 1
-                    del wider[g, k]
-        magnitudes[wanted == 0] = np.inf
-        pairs = zip(magnitudes.tolist(), keys.tolist(), strict=True)
-        return [[Cut(*pair) for pair in zip(values, last, strict=True)] for values, last in pairs]
 
 
 class Part:
@@ -301,48 +310,31 @@ class Part:
             self._plane_groups[group] = self._kernels.plane_group(self._planes, self._here(group), self._each)
         return getattr(self._plane_groups[group], name)(*arguments)
 
-    def count_magnitudes(
-        self, groups: Sequence[Group], tasks: Sequence[int], prefixes: Ints, digit: tuple[int, int], wide: bool
-    ) -> Ints:
-        """Counts elements by a digit (shift, bits) of their magnitude, [groups, tasks, 2**bits].
+    def scan(self, scans: Sequence[tuple[Group, MagnitudeScan]]) -> list[tuple[int, Listed]]:
+        """Answers scans, each of a group's elements."""
+        of_tensor: dict[int, list[tuple[int, MagnitudeScan]]] = defaultdict(list)
+        for n, (group, scan) in enumerate(scans):
+            for tensor in group.tensors:
+                of_tensor[tensor].append((n, scan))
+        answers = [[(0, np.empty((2, 0), np.uint64))] for _ in scans]
 
-        Elements count whose higher digits are the prefix [groups, tasks].
-        """
-        counts = np.zeros((*prefixes.shape, 1 << digit[1]), np.int64)
-        group_of = {tensor: g for g, group in enumerate(groups) for tensor in group.tensors}
-        alone = Lock()  # those who wait to be added up would take more memory than there is for counts
-
-        def work(bounds: TensorRange, chunk: Chunk) -> None:
-            group = group_of[bounds.place.tensor]
-            found = self._kernels.count_magnitudes(chunk, tasks, prefixes[group].tolist(), digit, wide)
-            with alone:
-                counts[group] += found
-
-        deque(self._walk(work, self._here(*groups), lambda bounds: tasks), maxlen=0)
-        return counts
-
-    def scan_equal(self, scans: Sequence[EqualScan], seed: int) -> list[tuple[int, Keys]]:
-        """Answers scans: how many keys are below the window, and those inside."""
-        wanted: dict[int, list[tuple[int, EqualScan]]] = defaultdict(list)
-        for n, scan in enumerate(scans):
-            for tensor in scan.group.tensors:
-                wanted[tensor].append((n, scan))
-        answers: list[list[tuple[int, Keys]]] = [[] for _ in scans]
-
-        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, tuple[int, Keys]]]:
-            return [(n, scan_one(chunk, scan)) for n, scan in wanted[bounds.place.tensor]]
-
-        def scan_one(chunk: Chunk, scan: EqualScan) -> tuple[int, Keys]:
-            state = lottery_state(seed, TIES_CUT, scan.task + 1)
-            return self._kernels.scan_equal(chunk, scan.task, scan.magnitude, state, scan.low, scan.high)
+        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, tuple[int, Listed]]]:
+            return [(n, self._scan(chunk, scan)) for n, scan in of_tensor[bounds.place.tensor]]
 
         def tasks(bounds: TensorRange) -> list[int]:
-            return [scan.task for _, scan in wanted[bounds.place.tensor]]
+            return [scan.task for _, scan in of_tensor[bounds.place.tensor]]
 
-        for _, found in self._walk(work, self._here(*dict.fromkeys(scan.group for scan in scans)), tasks):
+        for _, found in self._walk(work, [place for k, place in self._places.items() if k in of_tensor], tasks):
             for n, answer in found:
                 answers[n].append(answer)
         return [added(found) for found in answers]
+
+    def _scan(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
+        if scan.above == NOTHING and scan.rate * STRIDE < 1:
+            first, scan = (scan.sample - chunk.element) % STRIDE, replace(scan, rate=scan.rate * STRIDE)
+            base, task = (values[first::STRIDE].contiguous() for values in (chunk.base, chunk.tasks[scan.task]))
+            chunk, scan = Chunk(base, [task], 0, chunk.element), replace(scan, task=0)
+        return self._kernels.scan_magnitudes(chunk, scan)
 
     def _here(self, *groups: Group) -> list[TensorPlace]:
         return [self._places[tensor] for group in groups for tensor in group.tensors if tensor in self._places]

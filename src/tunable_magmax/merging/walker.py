@@ -23,7 +23,7 @@ from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRa
 from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.owners import COUNT_BYTES
+from tunable_magmax.merging.owners import LISTED_BYTES
 
 
 class Source(Protocol):
@@ -301,14 +301,14 @@ def _plan_for(
         chunk = kernels.chunk if borrows or kernels.threads else 2 * kernels.chunk
         return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
 
-    counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
+    lists = LISTED_BYTES if method.counts_magnitudes else 0
     matrix_bytes = 0
     if method.merges_matrices:
         from tunable_magmax.merging.singular import working_bytes
 
         matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
         matrix_bytes = max((working_bytes(m.shape, 8 if m.working == "F64" else 4) for m in matrices), default=0)
-    beside = counts + layout.factor_bytes + matrix_bytes
+    beside = lists + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
     vectors = (tasks + 1 if borrows else 1) + 2
     per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8

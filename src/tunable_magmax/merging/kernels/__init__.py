@@ -25,6 +25,8 @@ Formula = Callable[[Sequence[Tensor]], Tensor]
 """Makes one task vector of several, element by element."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
+Listed = NDArray[np.uint64]
+"""Elements [2, n]: their magnitudes, as bit patterns of float64, and their keys."""
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
@@ -138,6 +140,30 @@ class Cut:
     key: int
 
 
+@dataclass(frozen=True, slots=True)
+class MagnitudeScan:
+    """Asks what lies between two cuts of a task's vector: how many elements `above` keeps, and which more `last` keeps.
+
+    With a `rate` below 1, of the latter a random sample is listed, another one for every `sample`. Zeros never are.
+    """
+
+    task: int
+    lottery_state: int
+    above: Cut
+    last: Cut
+    rate: float
+    sample: int
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """An element p is in the sample if p * `SAMPLING` + the first number is at most the second, modulo 2^32."""
+        return self.sample * 0x85EBCA6B % 2**32, int(self.rate * (2**32 - 1))
+
+
+SAMPLING = 0x9E3779B1
+"""Odd, and near 2^32 divided by the golden ratio: its multiples are spread evenly."""
+
+
 class Kernels(Protocol):
     """What a backend must be able to do. Each operation works on one chunk, or on chunks of one type together.
 
@@ -188,20 +214,8 @@ class Kernels(Protocol):
         """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
         raise InputError("only CPUs can share an assignment")
 
-    # -- the threshold search over magnitudes -------------------------------------------------------------------------
-
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        """Counts elements by a digit (shift, bits) of their magnitude's code, [tasks, 2**bits].
-
-        Elements count whose higher digits are the task's prefix. With `wide`, codes are those of float64.
-        """
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        """Draws a key for every element of this magnitude: returns how many are below `low`, and those to `high`."""
+    def scan_magnitudes(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
+        """Answers a scan: how many elements its first cut keeps, and those that only the second one keeps."""
 
     # -- merged vectors -----------------------------------------------------------------------------------------------
 

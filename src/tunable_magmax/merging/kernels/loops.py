@@ -27,12 +27,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
+from tunable_magmax.merging.kernels import SAMPLING
 
 BLOCK = 1024
 WORD = 64
 _GOLDEN = np.uint64(GOLDEN)
 _MIX_A = np.uint64(MIX_A)
 _MIX_B = np.uint64(MIX_B)
+_SAMPLING = np.uint32(SAMPLING)
 ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Multiplying eight 0/1 bytes by this gathers them, first byte lowest, in the top byte of the product.
@@ -341,73 +343,54 @@ def weighted_sum(base, addresses, factors, out):
 
 
 @compiled()
-def _digits(values, origin, unit, shift, first, bins, digits, inside):
+def _near(values, origin, limits, sample, first_element, near):
+    """Marks the elements of a block that a scan may have to look at; returns how many are larger than all of these."""
+    above, last = limits
+    offset, rate = sample
+    larger = 0
     for j in range(origin.shape[0]):
-        digit = (pattern(abs(values[j] - origin[j]) * unit) >> shift) - first
-        digits[j] = np.uint32(digit)
-        inside[j] = (digit >= 0) & (digit < bins)
+        magnitude = np.float64(abs(values[j] - origin[j]))
+        drawn = np.uint32((first_element + np.uint32(j)) * _SAMPLING + offset) <= rate
+        larger += magnitude > above
+        near[j] = (magnitude <= above) & (magnitude >= last) & (magnitude > 0.0) & (drawn | (magnitude == above))
+    return larger
 
 
 @compiled()
-def count_magnitudes(base, addresses, unit, shift, firsts, counts):
-    """Adds elements to counts[k], by (code >> shift) - firsts[k] where the counts have a place for it.
+def scan_magnitudes(base, values, above, last, sample, lottery, listed):
+    """Returns how many elements a first cut (magnitude, key) keeps, and how many more of a sample a second one keeps.
 
-    `unit` is a 1 of the type whose bit patterns are the codes; `shift` and `firsts` are integers of their type.
+    The latter go to `listed` [2, n] as far as it has room: the caller makes more and calls again.
     """
-    n = base.shape[0]
-    bins = firsts.dtype.type(counts.shape[1])
-    digits = np.empty(BLOCK, np.uint32)
-    inside = np.zeros(BLOCK, np.uint8)
-    octets = inside.view(np.uint64)
-    for start in range(0, n, BLOCK):
-        size = min(BLOCK, n - start)
-        origin = base[start : start + size]
-        if size < BLOCK:
-            inside[:] = 0
-        for k in range(addresses.shape[0]):
-            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            _digits(values, origin, unit, shift, firsts[k], bins, digits, inside)
-            for w in range((size + WORD - 1) // WORD):
-                counted = packed(octets, w)
-                if counted == _ALL:
-                    for j in range(w * WORD, w * WORD + WORD):
-                        counts[k, digits[j]] += 1
-                while counted and counted != _ALL:
-                    j = np.int64(w * WORD) + np.int64(trailing_zeros(counted))
-                    counted &= counted - ONE
-                    counts[k, digits[j]] += 1
-
-
-@compiled()
-def _equal(values, origin, magnitude, equal):
-    found = 0
-    for j in range(origin.shape[0]):
-        same = abs(values[j] - origin[j]) == magnitude
-        equal[j] = same
-        found += same
-    return found
-
-
-@compiled()
-def scan_equal(base, values, magnitude, lottery_state, first_element, window, keys):
-    """Draws a key for every element of this magnitude; like `scan_keys`, without planes."""
-    low, high = window
+    lottery_state, first_element = lottery
+    offset, rate = sample
     below = 0
-    undecided = 0
-    equal = np.empty(BLOCK, np.uint8)
+    found = 0
+    near = np.zeros(BLOCK, np.uint8)
+    octets = near.view(np.uint64)
     for start in range(0, base.shape[0], BLOCK):
         origin = base[start : start + BLOCK]
-        if not _equal(values[start : start + BLOCK], origin, magnitude, equal):
-            continue
-        for j in range(origin.shape[0]):
-            if equal[j]:
+        if origin.shape[0] < BLOCK:
+            near[:] = 0
+        block = values[start : start + BLOCK]
+        first = np.uint32(first_element + np.uint64(start))
+        below += _near(block, origin, (above[0], last[0]), sample, first, near)
+        for w in range((origin.shape[0] + WORD - 1) // WORD):
+            marked = packed(octets, w)
+            while marked:
+                j = np.int64(w * WORD) + np.int64(trailing_zeros(marked))
+                marked &= marked - ONE
+                magnitude = np.float64(abs(block[j] - origin[j]))
                 number = ticket(lottery_state, first_element + np.uint64(start + j))
-                below += number < low
-                if number - low <= high - low:
-                    if undecided < keys.shape[0]:
-                        keys[undecided] = number
-                    undecided += 1
-    return below, undecided
+                drawn = np.uint32((first + np.uint32(j)) * _SAMPLING + offset) <= rate
+                if magnitude == above[0] and number <= above[1]:
+                    below += 1
+                elif drawn and (magnitude > last[0] or number <= last[1]):
+                    if found < listed.shape[1]:
+                        listed[0, found] = np.uint64(pattern(magnitude))
+                        listed[1, found] = number
+                    found += 1
+    return below, found
 
 
 @compiled()

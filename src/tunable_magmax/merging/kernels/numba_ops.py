@@ -23,6 +23,8 @@ from tunable_magmax.merging.kernels import (
     Each,
     Kernels,
     Keys,
+    Listed,
+    MagnitudeScan,
     Owners,
     PlaneRows,
     Planes,
@@ -233,32 +235,17 @@ class NumbaKernels(Kernels):
         assert isinstance(planes, MemoryPlanes)
         return PlaneGroup(planes, places, self.span, each)
 
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        shift, bits = digit
-        counts = np.zeros((len(tasks), 1 << bits), np.int64)
-        integer, unit = (np.int64, np.float64(1)) if wide else (np.int32, np.float32(1))
-        firsts = np.array([prefix << bits for prefix in prefixes], integer)
-        addresses = _addresses([chunk.tasks[t] for t in tasks])
-        loops.count_magnitudes(chunk.base.numpy(), addresses, unit, integer(shift), firsts, counts)
-        return counts
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        narrow = _NUMPY[chunk.base.dtype](magnitude)
-        if narrow != np.float64(magnitude):  # a float64, which no difference of float32 is
-            return 0, np.empty(0, np.uint64)
-        values = chunk.base.numpy(), chunk.tasks[task].numpy(), narrow
-        numbers = np.uint64(lottery_state), np.uint64(chunk.element), (np.uint64(low), np.uint64(high))
-        room = 64
+    def scan_magnitudes(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
+        above, last = ((np.float64(cut.magnitude), np.uint64(cut.key)) for cut in (scan.above, scan.last))
+        offset, rate = map(np.uint32, scan.drawn)
+        lottery = np.uint64(scan.lottery_state), np.uint64(chunk.element)
+        values, room = (chunk.base.numpy(), chunk.tasks[scan.task].numpy()), 64
         while True:
-            keys = np.empty(room, np.uint64)
-            below, undecided = loops.scan_equal(*values, *numbers, keys)
-            if undecided <= room:
-                return int(below), keys[:undecided].copy()
-            room = int(undecided)
+            listed = np.empty((2, room), np.uint64)
+            below, found = loops.scan_magnitudes(*values, above, last, (offset, rate), lottery, listed)
+            if found <= room:
+                return int(below), listed[:, :found].copy()
+            room = int(found)
 
     def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]

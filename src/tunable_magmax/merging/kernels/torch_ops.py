@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Keys, Planes
+from tunable_magmax.merging.kernels import SAMPLING, Chunk, Counts, Cut, Kernels, Listed, MagnitudeScan, Planes
 
 TOP_BIT = -(1 << 63)
 
@@ -35,10 +34,6 @@ def _tickets(lottery_state: int, elements: Tensor) -> Tensor:
 
 def _flipped(value: int) -> int:
     return signed(value) ^ TOP_BIT
-
-
-def _keys(flipped: Tensor) -> Keys:
-    return (flipped ^ TOP_BIT).cpu().numpy().view(np.uint64)
 
 
 class TensorPlanes(Planes):
@@ -66,27 +61,18 @@ class TorchKernels(Kernels):
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
 
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        shift, bits = digit
-        bins = 1 << bits
-        counts = []
-        for t, prefix in zip(tasks, prefixes, strict=True):
-            magnitude = (chunk.tasks[t] - chunk.base).abs_()
-            codes = magnitude.double().view(torch.int64) if wide else magnitude.view(torch.int32).long()
-            digits = (codes >> shift) - (prefix << bits)
-            digits[(digits < 0) | (digits >= bins)] = bins
-            counts.append(torch.bincount(digits, minlength=bins + 1)[:-1])
-        return torch.stack(counts).cpu().numpy()
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        equal = (chunk.tasks[task] - chunk.base).abs_().double() == magnitude
-        numbers = _tickets(lottery_state, equal.nonzero().squeeze(1) + chunk.element)
-        below = numbers < _flipped(low)
-        return int(below.sum()), _keys(numbers[~below & (numbers <= _flipped(high))])
+    def scan_magnitudes(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
+        magnitudes = (chunk.tasks[scan.task] - chunk.base).abs_().double()
+        elements = torch.arange(magnitudes.numel(), device=self.device) + chunk.element
+        keys, (offset, rate) = _tickets(scan.lottery_state, elements), scan.drawn
+        above, kept = (
+            (magnitudes > cut.magnitude) | ((magnitudes == cut.magnitude) & (keys <= _flipped(cut.key)))
+            for cut in (scan.above, scan.last)
+        )
+        drawn = (elements * SAMPLING + offset) & 0xFFFFFFFF <= rate
+        listed = (kept & ~above & drawn & (magnitudes > 0)).nonzero().squeeze(1)
+        found = torch.stack([magnitudes[listed].view(torch.int64), keys[listed] ^ TOP_BIT])
+        return int(above.sum()), found.cpu().numpy().view(np.uint64)
 
     def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
         torch.sub(chunk.tasks[task], chunk.base, out=out)

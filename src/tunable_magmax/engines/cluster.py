@@ -202,7 +202,7 @@ class ClusterMerge(Merge):
         def ask(calls: Sequence[Call]) -> list[Any]:
             return self._workers.ask([Call(call.part, "ask", (call.name, call.arguments)) for call in calls])
 
-        self.method.decide(MergedElements(self.places, self.wide, holder, ask))
+        self.method.decide(MergedElements(self.places, holder, ask))
         self._ask_all("take_over", self.method)
 
     def measure(self) -> None:

@@ -238,12 +238,7 @@ class Merge:
         part = self.part()
         here = dict.fromkeys((place.tensor for place in self.places), 0)
         calls = lambda todo: [getattr(part, call.name)(*call.arguments) for call in todo]  # noqa: E731
-        self.method.decide(MergedElements(self.places, self.wide, here, calls))
-
-    @property
-    def wide(self) -> bool:
-        """Whether a merged tensor is float64."""
-        return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
+        self.method.decide(MergedElements(self.places, here, calls))
 
     def part(self) -> Part:
         """Returns the merged elements that are here."""

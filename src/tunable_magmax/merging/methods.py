@@ -12,13 +12,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tunable_magmax.errors import InputError, TmxError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes
+from tunable_magmax.merging.cuts import Cut
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes, Vote
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
 
@@ -227,18 +229,6 @@ class Magmax(Method):
         return kernels.largest(chunk, out)
 
 
-class LastTask(Method):
-    """The last task vector: sequential fine-tuning."""
-
-    owns = True
-
-    def tasks_read(self, size: int) -> Sequence[int]:
-        return [self.tasks - 1]
-
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        return kernels.single(chunk, self.tasks - 1, out)
-
-
 class TaskArithmetic(Method):
     """The sum of the task vectors, each times its factor."""
 
@@ -265,6 +255,20 @@ class Average(TaskArithmetic):
 
     def factors(self) -> tuple[float, ...]:
         return tuple(float(share) for share in self.shares())
+
+
+class LastTask(TaskArithmetic):
+    """The last task vector: sequential fine-tuning."""
+
+    weights = "refused"
+    owns = True
+
+    def factors(self) -> tuple[float, ...]:
+        return (*[0.0] * (self.tasks - 1), 1.0)
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        super().combine(kernels, chunk, tensor, out)
+        return np.array(self.factors(), np.int64) * out.numel()
 
 
 class RandomMix(Method):
@@ -297,20 +301,23 @@ class Ties(TaskArithmetic):
     counts_magnitudes = True
 
     def decide(self, merged: MergedElements) -> None:
-        densities, groups = self.options.densities(self.tasks), merged.groups(self.options.scope)
-        least = 1 if self.options.scope == "tensor" else 0  # of each tensor something, as mergekit does it
-        wanted = [
-            [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters]
-            for size in (group.elements for group in groups)
-        ]
-        cuts = merged.largest(self.voters, groups, wanted, self.options.seed)
-        self._cuts = {tensor: own for group, own in zip(groups, cuts, strict=True) for tensor in group.tensors}
+        densities, scope, seed = self.options.densities(self.tasks), self.options.scope, self.options.seed
+        least = 1 if scope == "tensor" else 0  # of each tensor something, as mergekit does it
+        self._votes: dict[int, list[Vote]] = {}
+        for group in merged.groups(scope):
+            size = group.elements
+            kept = {t: max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters}
+            cuts = merged.largest(group, kept, seed)
+            votes = [self._vote(t, cuts[t]) for t in self.voters]
+            self._votes |= dict.fromkeys(group.tensors, votes)
+
+    def _vote(self, task: int, cut: Cut) -> Vote:
+        factor = self.factors()[task]
+        share = {"count": 1.0, "weights": factor, "none": 0.0}[self.options.normalize]
+        return Vote(task, factor, share, cut, lottery_state(self.options.seed, TIES_CUT, task + 1))
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        factors = [self.factors()[t] for t in self.voters]
-        shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
-        states = [lottery_state(self.options.seed, TIES_CUT, t + 1) for t in self.voters]
-        kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._cuts[tensor], states, out)
+        kernels.elect(chunk, self._votes[tensor], out)
         return None
 
 

@@ -9,23 +9,22 @@ What a `Part` answers can be added up over threads and machines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from functools import partial
+from math import sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.lottery import KEEP, LEFTOVERS, MASK, TIES_CUT, lottery_state
+from tunable_magmax.merging.cuts import EVERYTHING, LISTED, NOTHING, SAMPLE, Cut, Listed, Window
 from tunable_magmax.merging.kernels import (
     Chunk,
-    Cut,
     Each,
     Kernels,
     Keys,
-    Listed,
-    MagnitudeScan,
     Owners,
     PlaneRows,
     Planes,
@@ -125,6 +124,10 @@ def nth_smallest(keys: Keys, n: int) -> int:
     return int(np.partition(keys, n - 1)[n - 1])
 
 
+STRIDE = 127
+"""Where nothing is counted, a small sample is drawn from every so many-th element alone, which spares the memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Merged tensors, by number, that share a budget or quota, and how many elements they have."""
@@ -142,72 +145,20 @@ class Call:
     arguments: tuple[Any, ...] = ()
 
 
-LISTED = 1 << 18
-"""About so many elements are listed at a time in the search for cuts, over all tasks and groups that are searched."""
-LISTED_BYTES = 2 * 16 * LISTED
-LARGE = 1 << 16
-"""For groups of more elements than this, fewer than all are listed where several are searched together."""
-STRIDE = 127
-"""Where nothing is counted, a small sample is drawn from every so many-th element alone, which spares the memory."""
-NOTHING, EVERYTHING = Cut(inf, 0), Cut(0.0, MASK)
-Search: TypeAlias = Generator[tuple[Cut, Cut, float, int], tuple[int, Listed], Cut]
-
-
-def find_cut(n: int, elements: int, room: int) -> Search:
-    """Returns the cut that keeps the n largest of some elements; zeros do not matter.
-
-    Yields windows: two cuts, a rate and a sample's number (`MagnitudeScan`), in which about `room` elements are listed
-    at most, and is sent what a scan of it answers. A sample of one window shows where the next one must be.
-    """
-    if n in (0, elements):
-        return EVERYTHING if n else NOTHING
-    whole = NOTHING, EVERYTHING, elements
-    sample, (above, last, inside) = 0, whole
-    while True:
-        # After a sample of this size, all that is in the next window can be listed.
-        size = inside if inside <= room else min(room, (6 * inside / room) ** 2)
-        rate = size / inside
-        before, listed = yield above, last, rate, sample
-        left, found = n - before, listed.shape[1]
-        if rate < 1:
-            # Five deviations each side of the place where the last one is expected.
-            place = left * rate
-            half = 5 * sqrt(max(1, place * (1 - place / size))) + 8
-            first, end = max(0, int(place - half)), int(place + half)
-            above = _cut(listed, min(first, found - 1)) if first and found else above
-            last = _cut(listed, end) if end < found else last
-            inside = int((max(0, min(end, found) - first) + 8) / rate)
-        elif 0 < left <= found:
-            return _cut(listed, left - 1)
-        elif left > found and last == EVERYTHING:  # all but zeros
-            return EVERYTHING
-        else:  # chance has misled
-            sample, (above, last, inside) = sample + 1, whole
-
-
-def _cut(listed: Listed, k: int) -> Cut:
-    """Returns the cut whose last element is the k-th of those that are listed."""
-    magnitude = np.partition(listed[0], -k - 1)[-k - 1]
-    equal = listed[1, listed[0] == magnitude]
-    larger = int((listed[0] > magnitude).sum())
-    return Cut(float(magnitude.view(np.float64)), nth_smallest(equal, k - larger + 1))
-
-
 class MergedElements:
     """The merged elements of all tensors: what a method may ask about them before the first one is merged.
 
     They are in parts, here or on workers, each of some tensors: `holder` says which part has which, `ask` sends calls
-    to them. With `wide`, a merged tensor is float64, and magnitudes are compared as float64.
+    to them.
     """
 
     def __init__(
         self,
         places: Sequence[TensorPlace],
-        wide: bool,
         holder: Mapping[int, int],
         ask: Callable[[Sequence[Call]], list[Any]],
     ) -> None:
-        self._sizes, self._wide = {place.tensor: place.size for place in places}, wide
+        self._sizes = {place.tensor: place.size for place in places}
         self._holder, self._ask = holder, ask
 
     def groups(self, scope: str | None) -> list[Group]:
@@ -226,11 +177,12 @@ class MergedElements:
         owners: dict[int, Owners] = {}
         alone: dict[int, list[int]] = defaultdict(list)
         for number, group in enumerate(groups):
-            parts = sorted({self._holder[tensor] for tensor in group.tensors})
+            parts = self._parts(group)
             if len(parts) == 1:
                 alone[parts[0]].append(number)
             else:
-                [owners[number]] = assign_owners(self._step(parts, group), rows, [budgets[number]], seed)
+                step = partial(self._step, group)
+                [owners[number]] = assign_owners(step, rows, [budgets[number]], seed)
         calls = [
             Call(part, "assign", ([groups[n] for n in own], [budgets[n] for n in own], rows, seed))
             for part, own in alone.items()
@@ -239,44 +191,24 @@ class MergedElements:
             owners |= dict(zip(own, answer, strict=True))
         return [owners[number] for number in range(len(groups))]
 
-    def _step(self, parts: Sequence[int], group: Group) -> Step:
-        def step(name: str, *arguments: int) -> list[Any]:
-            return self._ask([Call(part, "plane_step", (group, name, arguments)) for part in parts])
+    def _parts(self, group: Group) -> list[int]:
+        return sorted({self._holder[tensor] for tensor in group.tensors})
 
-        return step
+    def _step(self, group: Group, name: str, *arguments: int) -> list[Any]:
+        return self._ask([Call(part, "plane_step", (group, name, arguments)) for part in self._parts(group)])
 
-    def _ask_all(self, name: str, *arguments: Any) -> list[Any]:
-        return self._ask([Call(part, name, arguments) for part in sorted(set(self._holder.values()))])
-
-    def largest(
-        self, tasks: Sequence[int], groups: Sequence[Group], wanted: Sequence[Sequence[int]], seed: int
-    ) -> list[list[Cut]]:
-        """Returns the cuts [groups, tasks] that keep the `wanted` [groups, tasks] elements of largest magnitude."""
-        cuts = [[NOTHING for _ in tasks] for _ in groups]
-        batches: list[list[int]] = [[]]
-        free = LISTED
-        for g, group in enumerate(groups):
-            size = min(group.elements, LARGE) * len(tasks)
-            if size > free:
-                batches.append([])
-                free = LISTED
-            batches[-1].append(g)
-            free -= size
-        for batch in batches:
-            room = LISTED // len(tasks) if len(batch) == 1 else LARGE
-            todo = {(g, k): find_cut(wanted[g][k], groups[g].elements, room) for g in batch for k in range(len(tasks))}
-            answers: dict[tuple[int, int], tuple[int, Listed] | None] = dict.fromkeys(todo)
-            while todo:
-                scans = []
-                for (g, k), search in list(todo.items()):
-                    try:
-                        window = search.send(answers[g, k])  # type: ignore[arg-type]
-                        state = lottery_state(seed, TIES_CUT, tasks[k] + 1)
-                        scans.append((groups[g], MagnitudeScan(tasks[k], state, *window)))
-                    except StopIteration as done:
-                        cuts[g][k] = done.value
-                        del todo[g, k]
-                answers.update(zip(todo, map(added, zip(*self._ask_all("scan", scans), strict=True)), strict=True))
+    def largest(self, group: Group, wanted: Mapping[int, int], seed: int) -> dict[int, Cut]:
+        """Returns for each task the cut that keeps the `wanted` elements of largest magnitude of a group."""
+        size, room = group.elements, max(SAMPLE, LISTED // len(wanted))
+        states = {task: lottery_state(seed, TIES_CUT, task + 1) for task in wanted}
+        cuts = {task: EVERYTHING if n else NOTHING for task, n in wanted.items() if n in (0, size)}
+        windows = [Window(task, states[task], n, size, room) for task, n in wanted.items() if task not in cuts]
+        while windows:
+            answers = self._ask([Call(part, "scan", (group, windows)) for part in self._parts(group)])
+            both = zip(windows, map(added, zip(*answers, strict=True)), strict=True)
+            found = {window.task: window.next(*answer) for window, answer in both}
+            cuts |= {task: each for task, each in found.items() if isinstance(each, Cut)}
+            windows = [each for each in found.values() if isinstance(each, Window)]
         return cuts
 
 
@@ -310,31 +242,21 @@ class Part:
             self._plane_groups[group] = self._kernels.plane_group(self._planes, self._here(group), self._each)
         return getattr(self._plane_groups[group], name)(*arguments)
 
-    def scan(self, scans: Sequence[tuple[Group, MagnitudeScan]]) -> list[tuple[int, Listed]]:
-        """Answers scans, each of a group's elements."""
-        of_tensor: dict[int, list[tuple[int, MagnitudeScan]]] = defaultdict(list)
-        for n, (group, scan) in enumerate(scans):
-            for tensor in group.tensors:
-                of_tensor[tensor].append((n, scan))
-        answers = [[(0, np.empty((2, 0), np.uint64))] for _ in scans]
+    def scan(self, group: Group, windows: Sequence[Window]) -> list[tuple[int, Listed]]:
+        """Counts and lists the elements of a group by windows: how many are above each, and those inside."""
 
-        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, tuple[int, Listed]]]:
-            return [(n, self._scan(chunk, scan)) for n, scan in of_tensor[bounds.place.tensor]]
+        def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Listed]]:
+            return [self._scan(chunk, window) for window in windows]
 
-        def tasks(bounds: TensorRange) -> list[int]:
-            return [scan.task for _, scan in of_tensor[bounds.place.tensor]]
+        found = self._walk(work, self._here(group), lambda bounds: [window.task for window in windows])
+        return [added(answers) for answers in zip(*(answers for _, answers in found), strict=True)]
 
-        for _, found in self._walk(work, [place for k, place in self._places.items() if k in of_tensor], tasks):
-            for n, answer in found:
-                answers[n].append(answer)
-        return [added(found) for found in answers]
-
-    def _scan(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
-        if scan.above == NOTHING and scan.rate * STRIDE < 1:
-            first, scan = (scan.sample - chunk.element) % STRIDE, replace(scan, rate=scan.rate * STRIDE)
-            base, task = (values[first::STRIDE].contiguous() for values in (chunk.base, chunk.tasks[scan.task]))
-            chunk, scan = Chunk(base, [task], 0, chunk.element), replace(scan, task=0)
-        return self._kernels.scan_magnitudes(chunk, scan)
+    def _scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        if window.above == NOTHING and not window.attempt and window.rate * STRIDE < 1:
+            first, window = -chunk.element % STRIDE, replace(window, stride=STRIDE)
+            base, task = (values[first::STRIDE].contiguous() for values in (chunk.base, chunk.tasks[window.task]))
+            chunk = Chunk(base, [task] * len(chunk.tasks), 0, chunk.element)
+        return self._kernels.scan(chunk, window)
 
     def _here(self, *groups: Group) -> list[TensorPlace]:
         return [self._places[tensor] for group in groups for tensor in group.tensors if tensor in self._places]

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.cuts import LISTED_BYTES
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
 from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.owners import LISTED_BYTES
 
 
 class Source(Protocol):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.cuts import Cut, Listed, Window
 
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
@@ -25,8 +26,6 @@ Formula = Callable[[Sequence[Tensor]], Tensor]
 """Makes one task vector of several, element by element."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
-Listed = NDArray[np.uint64]
-"""Elements [2, n]: their magnitudes, as bit patterns of float64, and their keys."""
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
@@ -132,36 +131,15 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Which elements of a task vector are kept: those of a larger magnitude, and of equal ones those with keys up to
-    `key`."""
-
-    magnitude: float
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class MagnitudeScan:
-    """Asks what lies between two cuts of a task's vector: how many elements `above` keeps, and which more `last` keeps.
-
-    With a `rate` below 1, of the latter a random sample is listed, another one for every `sample`. Zeros never are.
-    """
+class Vote:
+    """What a task brings to an election of signs: its vector times a factor, where its cut keeps it, and its share."""
 
     task: int
+    factor: float
+    share: float
+    cut: Cut
     lottery_state: int
-    above: Cut
-    last: Cut
-    rate: float
-    sample: int
-
-    @property
-    def drawn(self) -> tuple[int, int]:
-        """An element p is in the sample if p * `SAMPLING` + the first number is at most the second, modulo 2^32."""
-        return self.sample * 0x85EBCA6B % 2**32, int(self.rate * (2**32 - 1))
-
-
-SAMPLING = 0x9E3779B1
-"""Odd, and near 2^32 divided by the golden ratio: its multiples are spread evenly."""
+    """Of the keys that the cut compares."""
 
 
 class Kernels(Protocol):
@@ -214,8 +192,8 @@ class Kernels(Protocol):
         """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
         raise InputError("only CPUs can share an assignment")
 
-    def scan_magnitudes(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
-        """Answers a scan: how many elements its first cut keeps, and those that only the second one keeps."""
+    def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        """Returns how many elements are above a window, and those inside, or its sample of them."""
 
     # -- merged vectors -----------------------------------------------------------------------------------------------
 
@@ -232,25 +210,13 @@ class Kernels(Protocol):
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         """Writes the difference of largest magnitude, the later task's if two are equal."""
 
-    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        """Writes the vector of one task."""
-
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         """Writes the difference of the first of the tasks whose top is not below the element's key."""
 
     def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
         """Writes the sum of some task vectors, each times its factor."""
 
-    def elect(
-        self,
-        chunk: Chunk,
-        tasks: Sequence[int],
-        factors: Sequence[float],
-        shares: Sequence[float],
-        cuts: Sequence[Cut],
-        lottery_states: Sequence[int],
-        out: Tensor,
-    ) -> None:
+    def elect(self, chunk: Chunk, votes: Sequence[Vote], out: Tensor) -> None:
         """Writes the sum of those weighted differences that their task's cut keeps and that have the sum's sign.
 
         It is divided by the sum of their tasks' shares, unless that is 0: with 1 for each, this is their mean.

@@ -27,14 +27,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import SAMPLING
 
 BLOCK = 1024
 WORD = 64
 _GOLDEN = np.uint64(GOLDEN)
 _MIX_A = np.uint64(MIX_A)
 _MIX_B = np.uint64(MIX_B)
-_SAMPLING = np.uint32(SAMPLING)
 ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Multiplying eight 0/1 bytes by this gathers them, first byte lowest, in the top byte of the product.
@@ -343,28 +341,36 @@ def weighted_sum(base, addresses, factors, out):
 
 
 @compiled()
+def _drawn(element, attempt, most):
+    """Whether an element is in a random sample, another one for every attempt, of the share (most + 1) / 2^32."""
+    x = np.uint32((element + attempt) * np.uint32(0x9E3779B1))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x85EBCA6B))
+    return x <= most
+
+
+@compiled()
 def _near(values, origin, limits, sample, first_element, near):
-    """Marks the elements of a block that a scan may have to look at; returns how many are larger than all of these."""
+    """Marks elements of a block that a scan has to look at; returns how many are larger than all of these."""
     above, last = limits
-    offset, rate = sample
+    attempt, most = sample
     larger = 0
     for j in range(origin.shape[0]):
         magnitude = np.float64(abs(values[j] - origin[j]))
-        drawn = np.uint32((first_element + np.uint32(j)) * _SAMPLING + offset) <= rate
+        drawn = _drawn(first_element + np.uint32(j), attempt, most)
         larger += magnitude > above
         near[j] = (magnitude <= above) & (magnitude >= last) & (magnitude > 0.0) & (drawn | (magnitude == above))
     return larger
 
 
 @compiled()
-def scan_magnitudes(base, values, above, last, sample, lottery, listed):
+def scan(base, values, above, last, sample, lottery, listed):
     """Returns how many elements a first cut (magnitude, key) keeps, and how many more of a sample a second one keeps.
 
     The latter go to `listed` [2, n] as far as it has room: the caller makes more and calls again.
     """
     lottery_state, first_element = lottery
-    offset, rate = sample
-    below = 0
+    attempt, most = sample
+    before = 0
     found = 0
     near = np.zeros(BLOCK, np.uint8)
     octets = near.view(np.uint64)
@@ -374,7 +380,7 @@ def scan_magnitudes(base, values, above, last, sample, lottery, listed):
             near[:] = 0
         block = values[start : start + BLOCK]
         first = np.uint32(first_element + np.uint64(start))
-        below += _near(block, origin, (above[0], last[0]), sample, first, near)
+        before += _near(block, origin, (above[0], last[0]), sample, first, near)
         for w in range((origin.shape[0] + WORD - 1) // WORD):
             marked = packed(octets, w)
             while marked:
@@ -382,15 +388,15 @@ def scan_magnitudes(base, values, above, last, sample, lottery, listed):
                 marked &= marked - ONE
                 magnitude = np.float64(abs(block[j] - origin[j]))
                 number = ticket(lottery_state, first_element + np.uint64(start + j))
-                drawn = np.uint32((first + np.uint32(j)) * _SAMPLING + offset) <= rate
+                drawn = _drawn(first + np.uint32(j), attempt, most)
                 if magnitude == above[0] and number <= above[1]:
-                    below += 1
+                    before += 1
                 elif drawn and (magnitude > last[0] or number <= last[1]):
                     if found < listed.shape[1]:
                         listed[0, found] = np.uint64(pattern(magnitude))
                         listed[1, found] = number
                     found += 1
-    return below, found
+    return before, found
 
 
 @compiled()
@@ -406,13 +412,12 @@ def _vote(values, origin, factor, least, ballots):
 
 
 @compiled()
-def _drop_by_key(values, origin, cut, lottery, ballots):
+def _drop_by_key(values, origin, least, keys, first_element, ballots):
     """Takes back the votes of elements of the cut's magnitude with larger keys."""
-    least, key = cut
-    lottery_state, first_element = lottery
+    lottery_state, last = keys[0], keys[1]
     for j in range(origin.shape[0]):
         equal = np.float64(abs(values[j] - origin[j])) == least
-        if equal and ticket(lottery_state, first_element + np.uint64(j)) > key:
+        if equal and ticket(lottery_state, first_element + np.uint64(j)) > last:
             ballots[j] = 0.0
 
 
@@ -445,17 +450,15 @@ def _mean(signs, agreed, votes, out):
 
 
 @compiled()
-def elect(base, addresses, weights, cuts, lottery, out):
+def elect(base, addresses, weights, leasts, keys, first_element, out):
     """Writes the mean, by shares, of the kept values whose sign is that of their sum (TIES).
 
-    A value is kept if its magnitude is above leasts[k], or equals it and has a key of at most keys[k]; others count as
-    0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
+    A value is kept if its magnitude is above leasts[k], or equals it and its key is small enough; others count as 0.
+    weights[k] are a factor and a share, keys[k] the state of the lottery and the largest key.
+    A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
     the sign comes last: rounding is the same either side of 0. The small loops are functions of their own because LLVM
     makes vector code of them there, and not in one large function.
     """
-    factors, shares = weights
-    leasts, keys = cuts
-    lottery_states, first_element = lottery
     n = base.shape[0]
     tasks = addresses.shape[0]
     ballots = np.empty((tasks, BLOCK), np.float64)
@@ -469,13 +472,12 @@ def elect(base, addresses, weights, cuts, lottery, out):
         votes[:] = 0.0
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            if _vote(values, origin, factors[k], leasts[k], ballots[k]) and keys[k] < _ALL:
-                drawn = lottery_states[k], first_element + np.uint64(start)
-                _drop_by_key(values, origin, (leasts[k], keys[k]), drawn, ballots[k])
+            if _vote(values, origin, weights[k, 0], leasts[k], ballots[k]) and keys[k, 1] < _ALL:
+                _drop_by_key(values, origin, leasts[k], keys[k], first_element + np.uint64(start), ballots[k])
             _add(ballots[k, :size], sums)
         _signs(sums, signs)
         for k in range(tasks):
-            _agree(ballots[k, :size], signs, shares[k], agreed, votes)
+            _agree(ballots[k, :size], signs, weights[k, 1], agreed, votes)
         _mean(signs, agreed, votes, out[start : start + size])
 
 

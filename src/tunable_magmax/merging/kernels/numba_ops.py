@@ -15,20 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tunable_magmax.merging.cuts import Listed, Window
 from tunable_magmax.merging.kernels import (
     SLOTS,
     Chunk,
     Counts,
-    Cut,
     Each,
     Kernels,
     Keys,
-    Listed,
-    MagnitudeScan,
     Owners,
     PlaneRows,
     Planes,
     TensorPlace,
+    Vote,
     loops,
     padded,
 )
@@ -235,16 +234,16 @@ class NumbaKernels(Kernels):
         assert isinstance(planes, MemoryPlanes)
         return PlaneGroup(planes, places, self.span, each)
 
-    def scan_magnitudes(self, chunk: Chunk, scan: MagnitudeScan) -> tuple[int, Listed]:
-        above, last = ((np.float64(cut.magnitude), np.uint64(cut.key)) for cut in (scan.above, scan.last))
-        offset, rate = map(np.uint32, scan.drawn)
-        lottery = np.uint64(scan.lottery_state), np.uint64(chunk.element)
-        values, room = (chunk.base.numpy(), chunk.tasks[scan.task].numpy()), 64
+    def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        above, last = ((np.float64(cut.magnitude), np.uint64(cut.key)) for cut in (window.above, window.last))
+        sample = np.uint32(window.attempt), np.uint32(window.most)
+        lottery = np.uint64(window.lottery_state), np.uint64(chunk.element)
+        values, room = (chunk.base.numpy(), chunk.tasks[window.task].numpy()), 64
         while True:
             listed = np.empty((2, room), np.uint64)
-            below, found = loops.scan_magnitudes(*values, above, last, (offset, rate), lottery, listed)
+            before, found = loops.scan(*values, above, last, sample, lottery, listed)
             if found <= room:
-                return int(below), listed[:, :found].copy()
+                return int(before), listed[:, :found].copy()
             room = int(found)
 
     def gather(
@@ -265,13 +264,6 @@ class NumbaKernels(Kernels):
         loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
         return counts
 
-    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        with np.errstate(over="ignore", invalid="ignore"):  # the survey names what is not finite
-            np.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out=out.numpy())
-        counts = np.zeros(len(chunk.tasks), np.int64)
-        counts[task] = out.numel()
-        return counts
-
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         drawn = np.zeros(len(tasks), np.int64)
         numbers = np.array(tops, np.uint64), np.uint64(lottery_state), np.uint64(chunk.element)
@@ -285,21 +277,12 @@ class NumbaKernels(Kernels):
         addresses = _addresses([chunk.tasks[t] for t in tasks])
         loops.weighted_sum(chunk.base.numpy(), addresses, np.array(factors, np.float64), out.numpy())
 
-    def elect(
-        self,
-        chunk: Chunk,
-        tasks: Sequence[int],
-        factors: Sequence[float],
-        shares: Sequence[float],
-        cuts: Sequence[Cut],
-        lottery_states: Sequence[int],
-        out: Tensor,
-    ) -> None:
-        addresses = _addresses([chunk.tasks[t] for t in tasks])
-        weights = np.array(factors, np.float64), np.array(shares, np.float64)
-        kept = np.array([cut.magnitude for cut in cuts], np.float64), np.array([cut.key for cut in cuts], np.uint64)
-        drawn = np.array(lottery_states, np.uint64), np.uint64(chunk.element)
-        loops.elect(chunk.base.numpy(), addresses, weights, kept, drawn, out.numpy())
+    def elect(self, chunk: Chunk, votes: Sequence[Vote], out: Tensor) -> None:
+        addresses = _addresses([chunk.tasks[vote.task] for vote in votes])
+        weights = np.array([(vote.factor, vote.share) for vote in votes], np.float64)
+        leasts = np.array([vote.cut.magnitude for vote in votes], np.float64)
+        keys = np.array([(vote.lottery_state, vote.cut.key) for vote in votes], np.uint64)
+        loops.elect(chunk.base.numpy(), addresses, weights, leasts, keys, np.uint64(chunk.element), out.numpy())
 
     def squares(self, vectors: Sequence[Tensor]) -> list[float]:
         return [float(loops.sum_of_squares(vector.numpy())) for vector in vectors]

@@ -248,7 +248,7 @@ class Part:
         def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Listed]]:
             return [self._scan(chunk, window) for window in windows]
 
-        found = self._walk(work, self._here(group), lambda bounds: [window.task for window in windows])
+        found = self._walk(work, self._here(group), lambda place: [window.task for window in windows])
         return [added(answers) for answers in zip(*(answers for _, answers in found), strict=True)]
 
     def _scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:

@@ -21,7 +21,7 @@ from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.cuts import LISTED_BYTES
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
-from tunable_magmax.merging.layout import Layout, Mergeable
+from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
 
@@ -79,11 +79,6 @@ class MemoryPlan:
         return self.workspace + (self.mapped or self.planes) + self.cached_delta
 
 
-def working_dtype(tensor: Mergeable) -> torch.dtype:
-    """Returns the type in which a tensor is merged: float64 if any source has it so, else float32."""
-    return torch.float64 if tensor.working == "F64" else torch.float32
-
-
 def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Copies the base's values in the output type; a finite value that does not fit is an `InputError`."""
     cast = before_cast(values, dtype).to(dtype, copy=True)
@@ -106,8 +101,8 @@ def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
 
 Work = Callable[[Sequence[TensorRange], Sequence[Chunk]], Sequence[Any]]
 """Works on a batch: returns a result for each range. A CPU's batch is one range."""
-TasksRead = Callable[[TensorRange], Collection[int]]
-"""Which tasks' values (from 0) a range needs; the others are not read."""
+TasksRead = Callable[[TensorPlace], Collection[int]]
+"""Which tasks' values (from 0) are needed of a tensor; the others are not read."""
 
 
 class Walker:
@@ -149,8 +144,13 @@ class Walker:
             held[name] = self._kernels.empty(self._plan.chunk, self._widest)
         return held[name].view(dtype)[first : first + size]  # type: ignore[no-any-return]
 
-    def walk(self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
-        """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead."""
+    def walk(
+        self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead | None = None
+    ) -> Iterator[tuple[TensorRange, Any]]:
+        """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead.
+
+        Without `tasks`, the values of all are read.
+        """
         todo = self._batches(split_ranges(places, self._plan.chunk))
         ahead: deque[Callable[[], Sequence[Any]]] = deque()
         for k, batch in enumerate(todo):
@@ -159,7 +159,7 @@ class Walker:
             yield from zip(batch, ahead.popleft()(), strict=True)
 
     def walk_chunks(
-        self, work: Callable[[TensorRange, Chunk], Any], places: Iterable[TensorPlace], tasks: TasksRead
+        self, work: Callable[[TensorRange, Chunk], Any], places: Iterable[TensorPlace], tasks: TasksRead | None = None
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Walks with work that takes the chunks of a batch one after the other."""
         return self.walk(lambda ranges, chunks: list(map(work, ranges, chunks)), places, tasks)
@@ -167,7 +167,7 @@ class Walker:
     def _batches(self, ranges: Sequence[TensorRange]) -> list[list[TensorRange]]:
         """Divides ranges into batches of one type, each of a chunk's elements at most."""
         batches: list[list[TensorRange]] = []
-        room, kind = 0, ""
+        room, kind = 0, None
         for bounds in ranges:
             size, working = bounds.stop - bounds.start, self._mergeable[bounds.place.tensor].working
             if not self._together or size > room or working != kind:
@@ -177,13 +177,13 @@ class Walker:
             room -= size
         return batches
 
-    def _begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead) -> Callable[[], Sequence[Any]]:
+    def _begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead | None) -> Callable[[], Sequence[Any]]:
         """Starts to read a batch and to work on it; returns a function that waits for the results."""
 
         def read_and_work() -> Sequence[Any]:
             with torch.no_grad():  # which holds for a thread
                 ends = accumulate(bounds.stop - bounds.start for bounds in batch)
-                chunks = [self._chunk(each, tasks(each), end) for each, end in zip(batch, ends, strict=True)]
+                chunks = [self._chunk(each, tasks, end) for each, end in zip(batch, ends, strict=True)]
                 with self._turn:  # whoever waits here, or for a disk, has let another one work
                     return work(batch, chunks)
 
@@ -194,17 +194,17 @@ class Walker:
         name = self._mergeable[place.tensor].infos[source].name
         return self._sources[source].read(name, 0, place.size, scratch)
 
-    def _chunk(self, bounds: TensorRange, wanted: Collection[int], end: int) -> Chunk:
+    def _chunk(self, bounds: TensorRange, wanted: TasksRead | None, end: int) -> Chunk:
         """Reads a range to its place in the buffers, which ends at `end`."""
-        base = self._read(0, bounds, end)
+        base, everyone = self._read(0, bounds, end), range(len(self._sources) - 1)
+        read = everyone if wanted is None else wanted(bounds.place)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
-        tasks = [self._read(t, bounds, end) if t - 1 in wanted else base for t in range(1, len(self._sources))]
+        tasks = [self._read(t + 1, bounds, end) if t in read else base for t in everyone]
         return Chunk(base, tasks, bounds.place.slot + bounds.start, bounds.place.element + bounds.start)
 
     def _read(self, source: int, bounds: TensorRange, end: int) -> Tensor:
         tensor, size = self._mergeable[bounds.place.tensor], bounds.stop - bounds.start
-        dtype = working_dtype(tensor)
-        scratch = self._like[dtype] if self._like else self.buffer(source, size, dtype, end - size)
+        scratch = self._like[tensor.working] if self._like else self.buffer(source, size, tensor.working, end - size)
         return self._sources[source].read(tensor.infos[source].name, bounds.start, bounds.stop, scratch)
 
 
@@ -292,7 +292,7 @@ def _plan_for(
     width = 8 if layout.wide else 4
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = method_class(options.method)(options, tasks)
-    planes = method.plane_rows * kernels.plane_bytes(slots)
+    planes = 0 if method.rows is None else method.rows.count * kernels.plane_bytes(slots)
     delta = layout.elements * width if options.matched else 0
     ahead = AHEAD * threads
     pool = ahead if borrows else threads
@@ -307,7 +307,7 @@ def _plan_for(
         from tunable_magmax.merging.singular import working_bytes
 
         matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
-        matrix_bytes = max((working_bytes(m.shape, 8 if m.working == "F64" else 4) for m in matrices), default=0)
+        matrix_bytes = max((working_bytes(m.shape, m.working.itemsize) for m in matrices), default=0)
     beside = lists + layout.factor_bytes + matrix_bytes
     # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
     vectors = (tasks + 1 if borrows else 1) + 2

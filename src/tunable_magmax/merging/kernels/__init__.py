@@ -22,8 +22,6 @@ from tunable_magmax.merging.cuts import Cut, Listed, Window
 
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
-Formula = Callable[[Sequence[Tensor]], Tensor]
-"""Makes one task vector of several, element by element."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
 Item = TypeVar("Item")
@@ -168,13 +166,13 @@ class Kernels(Protocol):
     # -- who owns what ------------------------------------------------------------------------------------------------
 
     def survey(
-        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+        self, chunks: Sequence[Chunk], compared: Sequence[Sequence[bool]], rows: Sequence[int], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        """Marks the candidates of each task in each chunk, whose mark is (compared, rows).
+        """Marks the candidates of the compared tasks [chunks, tasks] in each chunk.
 
-        Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
-        is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1. Of each
-        chunk, returns which tasks differ from the base, which not finitely, and the squared length of the last vector.
+        The candidates of task k, the elements whose difference from the base is at least as large as that of every
+        compared task before it, go to the row rows[k], unless that is -1. Of each chunk, returns which tasks differ
+        from the base, which not finitely, and the squared length of the last vector.
         """
 
     def assign(
@@ -196,11 +194,6 @@ class Kernels(Protocol):
         """Returns how many elements are above a window, and those inside, or its sample of them."""
 
     # -- merged vectors -----------------------------------------------------------------------------------------------
-
-    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
-        """Writes what a formula in torch makes of all task vectors: for methods without an operation of their own."""
-        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
-        return None
 
     def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]

@@ -237,15 +237,15 @@ def survey(base, addresses, compared, rows, planes, first_word, changed, suspect
                     reached = magnitude >= before
                     bits[j] = reached
                     largest[j] = magnitude if reached else before
+                if rows[k] >= 0:
+                    word = first_word + start // WORD
+                    for w in range((size + WORD - 1) // WORD):
+                        planes[rows[k], word + w] = packed(octets, w)
             else:
                 for j in range(size):
                     peak = max(peak, pattern(abs(values[j] - origin[j])))
             changed[k] |= peak > 0
             suspect[k] |= peak > finite
-            if rows[k] >= 0:
-                word = first_word + start // WORD
-                for w in range((size + WORD - 1) // WORD):
-                    planes[rows[k], word + w] = packed(octets, w)
 
 
 @compiled(fastmath={"reassoc"})

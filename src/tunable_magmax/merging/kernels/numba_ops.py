@@ -197,14 +197,14 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def survey(
-        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+        self, chunks: Sequence[Chunk], compared: Sequence[Sequence[bool]], rows: Sequence[int], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         found = []
-        held = MemoryPlanes(0, 0) if planes is None else planes
+        held, marked = MemoryPlanes(0, 0) if planes is None else planes, np.array(rows, np.int64)
         assert isinstance(held, MemoryPlanes)
-        for chunk, (compared, rows) in zip(chunks, marks, strict=True):
+        for chunk, own in zip(chunks, compared, strict=True):
             changed, suspect = np.zeros((2, len(chunk.tasks)), np.bool_)
-            where = np.array(compared, np.bool_), np.array(rows, np.int64), held.words, chunk.slot // SLOTS
+            where = np.array(own, np.bool_), marked, held.words, chunk.slot // SLOTS
             loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *where, changed, suspect)
             held.release(chunk.slots, *rows)
             square = loops.squared_distance(chunk.tasks[-1].numpy(), chunk.base.numpy())

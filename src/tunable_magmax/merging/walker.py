@@ -64,10 +64,18 @@ class MemoryPlan:
     """What is in memory of planes on disk; 0 if they are in memory."""
     cached_delta: int
     """What is kept of the merged vector between the walk that measures it and the one that writes; 0 if nothing is."""
-    ahead: int
-    """Ranges that are begun and not yet taken."""
-    pool: int
-    """Threads, each with a range of its own: more than may work at a time where values have to be read."""
+    reads: bool
+    """Whether values have to be read; else they are in memory already."""
+
+    @property
+    def ahead(self) -> int:
+        """Ranges that are begun and not yet taken: meanwhile the next is read."""
+        return AHEAD * self.threads
+
+    @property
+    def pool(self) -> int:
+        """Threads, each with a range of its own: more than may work at a time where values have to be read."""
+        return self.ahead if self.reads else self.threads
 
     @property
     def spill(self) -> bool:
@@ -217,7 +225,7 @@ CHUNK_A_THREAD = 1 << 15
 """Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
 they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
 AHEAD = 2
-"""Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
+"""Ranges begun and not yet taken, for each that may be worked on at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,65 +276,47 @@ def kernels_for(device: torch.device) -> Kernels:
 
 
 def plan_memory(
-    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, borrows: bool = True
+    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, reads: bool = True
 ) -> MemoryPlan:
-    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector."""
+    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector.
+
+    `reads`: values have to be read; else they are in memory already.
+    """
     threads = read_threads(threads) if kernels.threads else 1
-    while threads > 1 and memory is not None:
-        try:
-            plan = _plan_for(layout, options, kernels, threads, memory, borrows)
-        except InputError:  # for fewer it may do
-            pass
-        else:
-            if plan.chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD):
-                return plan
-        threads //= 2
-    return _plan_for(layout, options, kernels, threads, memory, borrows)
-
-
-def _plan_for(
-    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool
-) -> MemoryPlan:
-    """Returns the plan for this number of threads."""
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if layout.wide else 4
-    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = method_class(options.method)(options, tasks)
+    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     planes = 0 if method.rows is None else method.rows.count * kernels.plane_bytes(slots)
     delta = layout.elements * width if options.matched else 0
-    ahead = AHEAD * threads
-    pool = ahead if borrows else threads
     if memory is None:
         # A GPU waits for the host after each batch; batches of what is in its memory already can be larger.
-        chunk = kernels.chunk if borrows or kernels.threads else 2 * kernels.chunk
-        return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
+        chunk = kernels.chunk if reads or kernels.threads else 2 * kernels.chunk
+        return MemoryPlan(threads, chunk, 0, planes, 0, delta, reads)
 
-    lists = LISTED_BYTES if method.counts_magnitudes else 0
     matrix_bytes = 0
     if method.merges_matrices:
         from tunable_magmax.merging.singular import working_bytes
 
         matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
         matrix_bytes = max((working_bytes(m.shape, m.working.itemsize) for m in matrices), default=0)
-    beside = lists + layout.factor_bytes + matrix_bytes
-    # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
-    vectors = (tasks + 1 if borrows else 1) + 2
-    per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
-    # Spilled planes are mapped a span at a time.
-    span = threads * 4 * (1 << 19)
-
-    def chunk_beside(kept: int) -> int:
-        chunk = kernels.chunk
-        while chunk * per_element > min(memory // 2, memory - max(kept, span) - beside) and chunk > SMALLEST_CHUNK:
-            chunk //= 2
-        return chunk
-
-    # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
-    large_enough = min(GOOD_CHUNK, chunk_beside(0))
-    choices = (chunk_beside(kept) for kept in (planes + delta, planes, 0) if kept <= memory - memory // 16)
-    chunk = next(chunk for chunk in choices if chunk >= large_enough)
-    workspace = chunk * per_element + beside
-    least = workspace + span
+    beside = (LISTED_BYTES if method.counts_magnitudes else 0) + layout.factor_bytes + matrix_bytes
+    while True:
+        # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
+        vectors, ahead = (tasks + 1 if reads else 1) + 2, AHEAD * threads
+        per_element = (ahead if reads else threads) * (vectors * width + width // 2) + (ahead + 1) * 8
+        # Spilled planes are mapped a span at a time.
+        span = threads * 4 * (1 << 19)
+        rooms = {kept: min(memory // 2, memory - max(kept, span) - beside) for kept in (planes + delta, planes, 0)}
+        chunks = {kept: _largest_chunk(kernels.chunk, room // per_element) for kept, room in rooms.items()}
+        # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
+        large_enough = min(GOOD_CHUNK, chunks[0])
+        chunk = next(c for kept, c in chunks.items() if c >= large_enough and kept <= memory - memory // 16)
+        workspace = chunk * per_element + beside
+        least = workspace + span
+        if threads == 1 or (least <= memory and chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD)):
+            break
+        threads //= 2
     if least > memory:
         matrix = f"; {-(-matrix_bytes // 2**20)} of them are for the largest matrix" if matrix_bytes else ""
         needed = f"give at least {-(-least // 2**20)} MiB{matrix}"
@@ -334,7 +324,14 @@ def _plan_for(
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
+    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, reads)
+
+
+def _largest_chunk(most: int, elements: int) -> int:
+    """Halves a chunk until it has so many elements, or is as small as is worth while."""
+    while most > max(elements, SMALLEST_CHUNK):
+        most //= 2
+    return most
 
 
 def read_threads(threads: int | None) -> int:

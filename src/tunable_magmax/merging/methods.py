@@ -163,10 +163,8 @@ class TunableMagmax(Method):
         """For several merges, every task has a row that no option moves and that the assignment leaves as it is."""
         super().__init__(options, tasks, kept)
         several = kept is not None
-        self.rows: PlaneRows = PlaneRows.for_tasks(
-            [several or n > 0 for n in options.budget or self.proportions], several
-        )
-        self._with_a_budget: dict[int, list[bool]] = {}
+        wanted = [several or n > 0 for n in options.budget or self.proportions]
+        self.rows: PlaneRows = PlaneRows.for_tasks(wanted, lasting=several)
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self.proportions, elements))
@@ -174,15 +172,13 @@ class TunableMagmax(Method):
     def compared(self, size: int) -> Sequence[bool]:
         if self.options.compare == "active":
             return self._taking_part(size)
-        last = max(t for t, row in enumerate(self.rows.candidates) if row >= 0)  # nobody later matters
+        last = max((t for t, row in enumerate(self.rows.candidates) if row >= 0), default=-1)  # nobody later matters
         return [t <= last for t in range(self.tasks)]
 
     def _taking_part(self, size: int) -> list[bool]:
         """Returns which tasks have a budget where a tensor of this size is."""
         elements = size if self.options.scope == "tensor" else self.elements
-        if elements not in self._with_a_budget:
-            self._with_a_budget[elements] = [n > 0 for n in self.expected_budget(elements)]
-        return self._with_a_budget[elements]
+        return [n > 0 for n in self.expected_budget(elements)]
 
     def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]

@@ -3,7 +3,7 @@
 The planes come from the survey: bit p of task t's plane says that |tau_t[p]| is at least that of all compared earlier
 tasks. Going t = T .. 1, a task's candidates are its plane and the free plane. "The n smallest keys" among c candidates
 is a threshold near n/c: one scan decides all keys outside a narrow window and lists the few inside. Nothing is sorted.
-What a `Part` answers can be added up over threads and machines.
+What a `Part` answers can be added up over threads and machines, in the search for the cuts of TIES (`cuts`), too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,8 @@ from tunable_magmax.merging.kernels import (
 
 Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
 """Applies a function to all chunks of some tensors: what `Walker.walk_chunks` does."""
-
-
 Step = Callable[..., list[Any]]
 """Has each part of a group of tensors do an operation of its planes, by name; returns the parts' answers."""
-
-
 Ints: TypeAlias = NDArray[np.int64]
 ThreeRows: TypeAlias = tuple[int, int, int]
 Choose = Callable[[Step, ThreeRows, Ints, Ints, int], None]
@@ -94,8 +90,8 @@ def _choose(step: Step, rows: ThreeRows, wanted: Ints, held: Ints, state: int) -
     for low, high in windows(n, candidates):
         below, keys = added(step("scan_keys", row, free, chosen, state, low, high))
         if 0 <= n - below <= len(keys):
-            if n > below:
-                step("choose_scanned", chosen, nth_smallest(keys, n - below))
+            if n > below:  # keys of one lottery state are all different: the mixing is a bijection
+                step("choose_scanned", chosen, int(np.partition(keys, n - below - 1)[n - below - 1]))
             return
 
 
@@ -113,15 +109,6 @@ def added(scanned: Iterable[tuple[int, Keys]]) -> tuple[int, Keys]:
     """Returns the sum of the counts and everything that was listed, of one scan or more."""
     below, listed = zip(*scanned, strict=True)
     return sum(below), np.concatenate(listed, axis=-1)
-
-
-def nth_smallest(keys: Keys, n: int) -> int:
-    """Returns the n-th smallest key. Keys of one lottery state are all different (the mixing is a bijection).
-
-    >>> nth_smallest(np.array([7, 3, 5], np.uint64), 2)
-    5
-    """
-    return int(np.partition(keys, n - 1)[n - 1])
 
 
 STRIDE = 127
@@ -220,7 +207,7 @@ class Part:
     """
 
     def __init__(
-        self, kernels: Kernels, planes: Planes | None, places: Sequence[TensorPlace], walk: Walk, each: Each[Any]
+        self, kernels: Kernels, planes: Planes | None, places: Sequence[TensorPlace], walk: Walk, each: Each
     ) -> None:
         self._kernels, self._planes, self._walk, self._each = kernels, planes, walk, each
         self._places = {place.tensor: place for place in places}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
-Item = TypeVar("Item")
-Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
 
 SLOTS = 64
@@ -182,11 +181,11 @@ class Kernels(Protocol):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         """Gives each task its budget of each group's elements, as `assign_owners` does; budgets are [groups, tasks]."""
 
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> Any:
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> Any:
         """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
         raise InputError("only CPUs can share an assignment")
 

@@ -94,7 +94,7 @@ class PlaneGroup:
     Rows go by their numbers. Operations are those of `Step`. Bits of other tensors between these mean nothing.
     """
 
-    def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each[Any]) -> None:
+    def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each) -> None:
         self._planes, self._each, self._places = planes, each, places
         stop = places[-1].slot + padded(places[-1].size) if places else 0
         starts = range(places[0].slot if places else 0, stop, most)
@@ -218,7 +218,7 @@ class NumbaKernels(Kernels):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         # Many groups share the threads; a single one uses them all.
         inside, outside = (each, _one_by_one) if len(groups) == 1 else (_one_by_one, each)
@@ -230,7 +230,7 @@ class NumbaKernels(Kernels):
 
         return outside(work, list(zip(groups, budgets, strict=True)))
 
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> PlaneGroup:
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> PlaneGroup:
         assert isinstance(planes, MemoryPlanes)
         return PlaneGroup(planes, places, self.span, each)
 

@@ -324,7 +324,7 @@ class TritonKernels(TorchKernels):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         places = [(place, g) for g, group in enumerate(groups) for place in group]
         table = self.table([(place.size, place.slot, g, place.element) for place, g in places])

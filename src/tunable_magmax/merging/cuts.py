@@ -51,20 +51,20 @@ class Window:
     """Of the task vector."""
     room: int
     """So many elements may be listed, about."""
+    inside: int
+    """About so many elements are between the cuts; at first all are."""
     above: Cut = NOTHING
     last: Cut = EVERYTHING
-    inside: int | None = None
-    """About so many elements are between the cuts; None: all are."""
     attempt: int = 0
     """Each attempt has another sample."""
     stride: int = 1
-    """The scan is of every so many-th element alone."""
+    """The scan is of one in so many elements, drawn already."""
 
     @property
     def rate(self) -> float:
         """The share of the elements inside that is listed: after a sample of this size, the next window has room."""
-        inside = self.elements if self.inside is None else self.inside
-        return 1.0 if inside <= self.room else min(self.room, max(SAMPLE, (6 * inside / self.room) ** 2)) / inside
+        size = max(SAMPLE, (6 * self.inside / self.room) ** 2)
+        return 1.0 if self.inside <= self.room else min(self.room, size) / self.inside
 
     @property
     def most(self) -> int:
@@ -77,7 +77,7 @@ class Window:
         if self.rate < 1:
             # Five deviations each side of the place where the last one is expected.
             place = left * self.rate
-            half = 5 * sqrt(max(1.0, place * (1 - left / self.elements))) + 8
+            half = 5 * sqrt(max(1.0, place * (1 - left / self.inside))) + 8
             first, end = max(0, int(place - half)), int(place + half)
             above = _cut(listed, min(first, found - 1)) if first and found else self.above
             last = _cut(listed, end) if end < found else self.last
@@ -88,7 +88,7 @@ class Window:
         if left > found and self.last == EVERYTHING:  # all but zeros
             return EVERYTHING
         # Chance has misled: from the beginning, by another sample.
-        return replace(self, above=NOTHING, last=EVERYTHING, inside=None, attempt=self.attempt + 1)
+        return replace(self, above=NOTHING, last=EVERYTHING, inside=self.elements, attempt=self.attempt + 1)
 
 
 def _cut(listed: Listed, k: int) -> Cut:

@@ -232,18 +232,17 @@ class Average(TaskArithmetic):
         return tuple(float(share) for share in self.shares())
 
 
-class LastTask(TaskArithmetic):
+class LastTask(Method):
     """The last task vector: sequential fine-tuning."""
 
-    weights = "refused"
     owns = True
 
-    def factors(self) -> tuple[float, ...]:
-        return (*[0.0] * (self.tasks - 1), 1.0)
+    def tasks_read(self, size: int) -> Sequence[int]:
+        return [self.tasks - 1]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        super().combine(kernels, chunk, tensor, out)
-        return np.array(self.factors(), np.int64) * out.numel()
+        torch.sub(chunk.tasks[-1], chunk.base, out=out)
+        return np.array([*[0] * (self.tasks - 1), out.numel()])
 
 
 class RandomMix(Method):

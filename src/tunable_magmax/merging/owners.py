@@ -16,6 +16,7 @@ from math import sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.lottery import KEEP, LEFTOVERS, MASK, TIES_CUT, lottery_state
@@ -111,8 +112,8 @@ def added(scanned: Iterable[tuple[int, Keys]]) -> tuple[int, Keys]:
     return sum(below), np.concatenate(listed, axis=-1)
 
 
-STRIDE = 127
-"""Where nothing is counted, a small sample is drawn from every so many-th element alone, which spares the memory."""
+WORTH_WHILE = 64
+"""A sample of one in more elements than this is drawn without reading the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,9 @@ class MergedElements:
         size, room = group.elements, max(SAMPLE, LISTED // len(wanted))
         states = {task: lottery_state(seed, TIES_CUT, task + 1) for task in wanted}
         cuts = {task: EVERYTHING if n else NOTHING for task, n in wanted.items() if n in (0, size)}
-        windows = [Window(task, states[task], n, size, room) for task, n in wanted.items() if task not in cuts]
+        windows = [
+            Window(task, states[task], n, size, room, inside=size) for task, n in wanted.items() if task not in cuts
+        ]
         while windows:
             answers = self._ask([Call(part, "scan", (group, windows)) for part in self._parts(group)])
             both = zip(windows, map(added, zip(*answers, strict=True)), strict=True)
@@ -232,18 +235,24 @@ class Part:
     def scan(self, group: Group, windows: Sequence[Window]) -> list[tuple[int, Listed]]:
         """Counts and lists the elements of a group by windows: how many are above each, and those inside."""
 
+        # Where nothing is counted, a small sample is drawn first, which spares the memory.
+        stride = min(int(1 / window.rate) if window.above == NOTHING else 1 for window in windows)
+        scans = [replace(window, stride=stride) for window in windows] if stride > WORTH_WHILE else windows
+
         def work(bounds: TensorRange, chunk: Chunk) -> list[tuple[int, Listed]]:
-            return [self._scan(chunk, window) for window in windows]
+            part = _sampled(chunk, stride) if stride > WORTH_WHILE else chunk
+            return [self._kernels.scan(part, window) for window in scans]
 
         found = self._walk(work, self._here(group), lambda place: [window.task for window in windows])
         return [added(answers) for answers in zip(*(answers for _, answers in found), strict=True)]
 
-    def _scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
-        if window.above == NOTHING and not window.attempt and window.rate * STRIDE < 1:
-            first, window = -chunk.element % STRIDE, replace(window, stride=STRIDE)
-            base, task = (values[first::STRIDE].contiguous() for values in (chunk.base, chunk.tasks[window.task]))
-            chunk = Chunk(base, [task] * len(chunk.tasks), 0, chunk.element)
-        return self._kernels.scan(chunk, window)
-
     def _here(self, *groups: Group) -> list[TensorPlace]:
         return [self._places[tensor] for group in groups for tensor in group.tensors if tensor in self._places]
+
+
+def _sampled(chunk: Chunk, stride: int) -> Chunk:
+    """Returns one of so many elements of a chunk, at random."""
+    starts = np.arange(0, chunk.base.numel(), stride)
+    drawn = starts + np.random.default_rng(chunk.element).integers(stride, size=len(starts))
+    places = torch.from_numpy(drawn[drawn < chunk.base.numel()]).to(chunk.base.device)
+    return Chunk(chunk.base[places], [values[places] for values in chunk.tasks], 0, chunk.element)

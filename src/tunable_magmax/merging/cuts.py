@@ -63,7 +63,7 @@ class Window:
     @property
     def rate(self) -> float:
         """The share of the elements inside that is listed: after a sample of this size, the next window has room."""
-        size = max(SAMPLE, (6 * self.inside / self.room) ** 2)
+        size = max(SAMPLE, (7 * self.inside / self.room) ** 2)
         return 1.0 if self.inside <= self.room else min(self.room, size) / self.inside
 
     @property
@@ -75,10 +75,10 @@ class Window:
         """Returns the cut, or a smaller window, by what a scan of this one has counted and listed."""
         left, found = self.wanted - before, listed.shape[1]
         if self.rate < 1:
-            # Five deviations each side of the place where the last one is expected.
+            # Four deviations each side of the place where the last one is expected: a miss has odds of 1e-4.
             place = left * self.rate
-            half = 5 * sqrt(max(1.0, place * (1 - left / self.inside))) + 8
-            first, end = max(0, int(place - half)), int(place + half)
+            half = 4 * sqrt(max(1.0, place)) + 8
+            first, end = max(0, int(place - half)), max(0, int(place + half))
             above = _cut(listed, min(first, found - 1)) if first and found else self.above
             last = _cut(listed, end) if end < found else self.last
             inside = int((max(0, min(end, found) - first) + 8) / self.rate)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from sequences import SMALL, StateDict, digests, raw, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.merging import merge, state_dicts
+from tunable_magmax.merging import cuts, merge, owners, state_dicts
 from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
-from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
+from tunable_magmax.merging.state_dicts import merge_state_dicts
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -158,12 +158,6 @@ def test_two_processes_and_a_second_run(files, tmp_path) -> None:
         assert digests(tmp_path / "out") == first
 
 
-def by_kernels(monkeypatch: pytest.MonkeyPatch, kernels: object, models: Models, options: dict[str, Any]) -> Merged:
-    with monkeypatch.context() as patch:
-        patch.setattr(state_dicts, "kernels_for", lambda device: kernels)
-        return merge_state_dicts(*models, **options)
-
-
 @pytest.mark.parametrize("types", ["f32", "f32+f64"])
 def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
     base, tasks = sequence(5, SMALL, types)
@@ -173,8 +167,11 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
         for chunk, span in ((64, 1 << 22), (192, 128), (1 << 17, 64)):
             native = NumbaKernels()
             native.chunk, native.span = chunk, span
-            with monkeypatch.context() as patch:
-                found = by_kernels(patch, native, (base, tasks), options)
+            with monkeypatch.context() as patch:  # and samples, where all could be listed
+                for module, name in ((cuts, "SAMPLE"), (owners, "SAMPLE"), (owners, "LISTED")):
+                    patch.setattr(module, name, 256)
+                patch.setattr(state_dicts, "kernels_for", lambda device, native=native: native)
+                found = merge_state_dicts(base, tasks, **options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
             assert found.report == wanted.report, (options, chunk, span)
 

@@ -20,7 +20,6 @@ from tunable_magmax.files import read_json
 from tunable_magmax.merging.kernels import TensorPlace, TensorRange
 from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.report import MergeReport, significant
-from tunable_magmax.merging.walker import working_dtype
 
 _INHERITED = ("base_model_name_or_path", "revision", "task_type", "auto_mapping")
 """What the output's configuration says as the tasks' do, if they agree."""
@@ -94,7 +93,7 @@ def write_adapter(merge: Merge, job: Job, rank: int) -> MergeReport:
 
 def _step(merge: Merge, place: TensorPlace) -> Tensor:
     """Returns what the merge adds to a tensor of the base."""
-    step = merge.kernels.empty(place.size, working_dtype(merge.layout.mergeable[place.tensor]))
+    step = merge.kernels.empty(place.size, merge.layout.mergeable[place.tensor].working)
 
     def into(bounds: TensorRange) -> Tensor:
         return step[bounds.start : bounds.stop]

@@ -143,10 +143,10 @@ class Worker:
     def measure(self) -> Findings:
         """Counts owners and measures the merged vector; keeps it if memory allows."""
         self._merge.measure()
-        return self._merge.findings()
+        return self._merge.found
 
     def write(self, path: Path, tensors: Sequence[tuple[TensorInfo, int]], scale: float) -> Findings:
-        """Writes tensors of an output file, each at its offset; returns what was counted on the way."""
+        """Writes tensors of an output file, each at its offset; returns what was counted so far."""
         self._merge.scale = scale
         infos = tuple(info for info, _ in tensors)
         here = Shard(path.name, infos, b"", sum(info.nbytes for info in infos))
@@ -159,7 +159,7 @@ class Worker:
             file.flush()
             os.fsync(file.fileno())
         self._inputs.refuse_changed()
-        return self._merge.findings()
+        return self._merge.found
 
     def digest(self, path: Path) -> str:
         """Returns the sha256 of a complete file."""
@@ -202,13 +202,12 @@ class ClusterMerge(Merge):
         def ask(calls: Sequence[Call]) -> list[Any]:
             return self._workers.ask([Call(call.part, "ask", (call.name, call.arguments)) for call in calls])
 
-        self.method.decide(MergedElements(self.places, self.wide, holder, ask))
+        self.method.decide(MergedElements(self.places, holder, ask))
         self._ask_all("take_over", self.method)
 
     def measure(self) -> None:
         for measured in self._ask_all("measure"):
-            self.add(measured)
-        self._measured.update(place.tensor for place in self.places)
+            self.found |= measured
 
     def write(self, shards: Sequence[Shard], output: Output) -> dict[str, str]:
         """Has the workers write their tensors; returns the sha256 of each shard."""
@@ -224,7 +223,7 @@ class ClusterMerge(Merge):
                 offset += info.nbytes
             calls += [Call(k, "write", (path, tensors, self.scale)) for k, tensors in parts.items()]
         for counted in self._workers.ask(calls):
-            self.add(counted)
+            self.found |= counted
         digests = self._workers.ask([Call(n % len(self._shares), "digest", (path,)) for n, path in enumerate(paths)])
         for path, shard in paths.items():
             output.finish_shard(shard, path)

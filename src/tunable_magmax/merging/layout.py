@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
 
+import torch
+
 from tunable_magmax.checkpoints.tensors import (
     FORMAT_KEY,
     Renaming,
@@ -50,9 +52,9 @@ class Mergeable:
         return self.infos[0].numel
 
     @cached_property
-    def working(self) -> str:
-        """The type of the arithmetic (rule 9)."""
-        return "F64" if any(info.dtype == "F64" for info in self.infos) else "F32"
+    def working(self) -> torch.dtype:
+        """The type of the arithmetic (rule 9): float64 if any source has it so, else float32."""
+        return torch.float64 if any(info.dtype == "F64" for info in self.infos) else torch.float32
 
     @cached_property
     def widest(self) -> str:
@@ -71,10 +73,6 @@ class Layout:
     factor_bytes: int = 0
     """Memory that it takes to compute the values of adapters."""
 
-    def names(self, source: int) -> list[str]:
-        """Returns the names of the mergeable tensors in the base (0) or a task."""
-        return [tensor.infos[source].name for tensor in self.mergeable]
-
     @property
     def elements(self) -> int:
         """Mergeable elements, changed or not."""
@@ -83,7 +81,7 @@ class Layout:
     @property
     def wide(self) -> bool:
         """Whether a tensor is merged in float64."""
-        return any(tensor.working == "F64" for tensor in self.mergeable)
+        return any(tensor.working == torch.float64 for tensor in self.mergeable)
 
 
 def allowed(name: str, include: Sequence[str] | None, exclude: Sequence[str] | None) -> bool:

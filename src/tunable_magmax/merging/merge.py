@@ -41,12 +41,12 @@ from tunable_magmax.merging.walker import (
     Limits,
     MemoryPlan,
     Sources,
+    TasksRead,
     Walker,
     Work,
     before_cast,
     does_not_fit,
     plan_memory,
-    working_dtype,
 )
 
 STRETCHED = 2.0
@@ -66,14 +66,16 @@ class Merge:
         options: Options,
         kernels: Kernels,
         limits: Limits | None = None,
-        method: Method | None = None,
+        kept: dict[type[Method], dict[tuple[int, int], Any]] | None = None,
     ) -> None:
+        """`kept` is what several merges share, one after the other (`restart`); None: there is one merge."""
         layout, limits = sources.layout, limits or Limits()
         here = range(len(layout.mergeable)) if limits.tensors is None else limits.tensors
         own = replace(layout, mergeable=tuple(layout.mergeable[k] for k in here))
         self.layout, self.options, self.kernels = layout, options, kernels
         self.labels, self.notes, self.tasks = sources.labels, sources.notes, len(sources.labels) - 1
-        self.method = method or method_class(options.method)(options, self.tasks)
+        self._kept = kept
+        self.method = self._new_method()
         reads = not sources.in_memory
         self.memory: MemoryPlan = plan_memory(own, options, kernels, limits.threads, limits.memory, reads)
         self.walker = Walker(sources, self.memory, kernels, own.wide)
@@ -84,14 +86,12 @@ class Merge:
         self._compared: dict[int, list[bool]] = {}
         """Of each tensor, the tasks that were compared when the planes were marked."""
         self._cached_delta: dict[int, Tensor] = {}
-        self._reusable: dict[type[Method], dict[tuple[int, int], Any]] = {}
         self._everything = _places(layout.mergeable, here)
         self.places: tuple[TensorPlace, ...] = ()
         self.elements = own.elements
         """d, the number of merged elements, and where they are; all that are mergeable before `survey`."""
         self.scale = 1.0
         self.last_square = 0.0
-        self._measured: set[int] = set()
         self.found: Findings = {}
         self.unchanged: list[int] = []
 
@@ -102,32 +102,27 @@ class Merge:
         self.walker.close()
         if self._planes is not None:
             self._planes.close()
-        self._reusable.clear()
+        if self._kept is not None:
+            self._kept.clear()
+
+    def _new_method(self) -> Method:
+        kind = method_class(self.options.method)
+        return kind(self.options, self.tasks, None if self._kept is None else self._kept.setdefault(kind, {}))
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
     def _walk(
-        self,
-        phase: str,
-        work: Work,
-        places: Sequence[TensorPlace],
-        tasks: Callable[[TensorRange], Collection[int]],
+        self, phase: str, work: Work, places: Sequence[TensorPlace], tasks: TasksRead | None = None
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to all ranges of some tensors; yields results in order."""
         for bounds, result in self.walker.walk(work, places, tasks):
             # Before the yield: a consumer that has what it wants does not come back after its last range.
-            self._advance(phase, bounds.stop - bounds.start)
+            self._done[phase] = min(self.elements, self._done.get(phase, 0) + bounds.stop - bounds.start)
+            self.progress(phase, self._done[phase], self.elements)
             yield bounds, result
 
-    def _advance(self, phase: str, elements: int) -> None:
-        self._done[phase] = min(self.elements, self._done.get(phase, 0) + elements)
-        self.progress(phase, self._done[phase], self.elements)
-
-    def _all_tasks(self, bounds: TensorRange) -> Collection[int]:
-        return range(self.tasks)
-
-    def _tasks_read(self, bounds: TensorRange) -> Collection[int]:
-        return self.method.tasks_read(bounds.place.size)
+    def _tasks_read(self, place: TensorPlace) -> Collection[int]:
+        return self.method.tasks_read(place.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 
@@ -141,9 +136,9 @@ class Merge:
         Methods that have nothing to decide are measured on the way.
         """
         everything = self._everything
-        if self.method.plane_rows:
+        if self.method.rows is not None:
             slots = sum(padded(place.size) for place in everything)
-            self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
+            self._planes = self.kernels.planes(self.method.rows.count, slots, self._spill)
         self.method.elements = elements
         self._compared = self._compared_in(everything)
         survey = Survey.nothing(len(self.layout.mergeable), self.tasks)
@@ -157,17 +152,16 @@ class Merge:
             measured = self._measure_batch(ranges, chunks) if early else [None] * len(ranges)
             return list(zip(self._survey_batch(ranges, chunks), measured, strict=True))
 
-        for bounds, ((moved, nonfinite, square), noted) in self._walk("survey", work, everything, self._all_tasks):
+        for bounds, ((moved, nonfinite, square), noted) in self._walk("survey", work, everything):
             k = bounds.place.tensor
             survey.changed[k] |= moved
             suspect[k] |= nonfinite
             survey.squares[k] += square
             if noted:
                 self._note(bounds, *noted)
-                self._measured.add(k)
         looked_at = [place for place in everything if suspect[place.tensor].any()]
         survey.changed[[place.tensor for place in looked_at]] = False
-        for bounds, (moved, nonfinite) in self.walker.walk_chunks(_look_closely, looked_at, self._all_tasks):
+        for bounds, (moved, nonfinite) in self.walker.walk_chunks(_look_closely, looked_at):
             survey.changed[bounds.place.tensor] |= moved
             survey.nonfinite[bounds.place.tensor] += nonfinite
         return survey
@@ -184,36 +178,36 @@ class Merge:
         self.unchanged = [int(t) + 1 for t in np.flatnonzero(~survey.changed.any(axis=0))]
         self.last_square = math.fsum(survey.squares[merged])
         for k in np.flatnonzero(~merged).tolist():  # what was measured of them means nothing
-            self._measured.discard(k)
             self._cached_delta.pop(k, None)
             self.found.pop(k, None)
         self._mark_again(self.elements if elements is None else elements)
 
     def restart(self, options: Options) -> None:
         """Begins another merge of what was surveyed, of which candidates and what methods kept can be used again."""
-        self.options, self.method = options, method_class(options.method)(options, self.tasks, reusable=True)
-        self.method.kept = self._reusable.setdefault(type(self.method), self.method.kept)
-        self.found, self._measured, self._cached_delta = {}, set(), {}
+        self.options = options
+        self.method = self._new_method()
+        self.found, self._cached_delta = {}, {}
         self._mark_again(self.elements)
 
     def _mark_again(self, elements: int) -> None:
         """Marks candidates again if other tasks are compared, now that so many elements are merged."""
         self.method.elements = elements
         compared = self._compared_in(self.places)
-        marked = self._planes is not None and self.method.plane_rows
+        marked = self._planes is not None and self.method.rows is not None
         if marked and any(compared[k] != self._compared[k] for k in compared):
-            deque(self._walk("survey", self._survey_batch, self.places, self._all_tasks), maxlen=0)
+            deque(self._walk("survey", self._survey_batch, self.places), maxlen=0)
             self._compared = compared
 
     def _compared_in(self, places: Iterable[TensorPlace]) -> dict[int, list[bool]]:
         """Returns which tasks the method compares, by tensor."""
-        return {place.tensor: list(self.method.compared_and_rows(place.size)[0]) for place in places}
+        return {place.tensor: list(self.method.compared(place.size)) for place in places}
 
     def _survey_batch(
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        marks = [self.method.compared_and_rows(bounds.place.size) for bounds in ranges]
-        return self.kernels.survey(chunks, marks, self._planes)
+        compared = [self.method.compared(bounds.place.size) for bounds in ranges]
+        rows = [-1] * self.tasks if self.method.rows is None else self.method.rows.candidates
+        return self.kernels.survey(chunks, compared, rows, self._planes)
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
@@ -227,23 +221,18 @@ class Merge:
         self.scale = matched_scale(self.last_square, self.merged_square)
 
     def _make_room(self, places: Sequence[TensorPlace]) -> None:
-        """Makes room for the merged vector of tensors that were not measured yet, if memory allows."""
-        for place in places:
-            if self.memory.cached_delta and place.tensor not in self._measured:
-                dtype = working_dtype(self.layout.mergeable[place.tensor])
-                self._cached_delta[place.tensor] = self.kernels.empty(place.size, dtype)
+        """Makes room for the merged vector of some tensors, if memory allows."""
+        if self.memory.cached_delta:
+            for place in places:
+                working = self.layout.mergeable[place.tensor].working
+                self._cached_delta[place.tensor] = self.kernels.empty(place.size, working)
 
     def choose(self) -> None:
         """Lets the method decide what concerns all elements."""
         part = self.part()
         here = dict.fromkeys((place.tensor for place in self.places), 0)
         calls = lambda todo: [getattr(part, call.name)(*call.arguments) for call in todo]  # noqa: E731
-        self.method.decide(MergedElements(self.places, self.wide, here, calls))
-
-    @property
-    def wide(self) -> bool:
-        """Whether a merged tensor is float64."""
-        return any(self.layout.mergeable[place.tensor].working == "F64" for place in self.places)
+        self.method.decide(MergedElements(self.places, here, calls))
 
     def part(self) -> Part:
         """Returns the merged elements that are here."""
@@ -251,11 +240,11 @@ class Merge:
 
     def measure(self) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet; keeps it if it fits."""
-        self._make_room(self.places)
-        for alike in self._with_matrices([place for place in self.places if place.tensor not in self._measured]):
-            for bounds, (counts, square) in self._walk("measure", self._measure_batch, alike, self._tasks_read):
-                self._note(bounds, counts, square)
-        self._measured.update(place.tensor for place in self.places)
+        places = [place for place in self.places if place.tensor not in self.found]
+        self._make_room(places)
+        for alike in self._with_matrices(places):
+            for bounds, noted in self._walk("measure", self._measure_batch, alike, self._tasks_read):
+                self._note(bounds, *noted)
 
     @property
     def merged_square(self) -> float:
@@ -266,13 +255,19 @@ class Merge:
         taus, counts = self._combine(ranges, chunks)
         return list(zip(counts, self.kernels.squares(taus), strict=True))
 
-    def _combine(self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> tuple[list[Tensor], list[Counts]]:
-        taus = self._deltas(ranges)
-        if taus and self._is_matrix(ranges[0].place):  # which was merged before the walk
-            return taus, [None] * len(taus)
-        taus = taus or self._scratch("tau", chunks)
-        tensors = [bounds.place.tensor for bounds in ranges]
-        return taus, self.method.combine_all(self.kernels, chunks, tensors, self._planes, taus)
+    def _combine(
+        self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk], measured: bool = False
+    ) -> tuple[list[Tensor], list[Counts]]:
+        """Returns the merged vector in some ranges, and what each task gave, unless that is `measured` already."""
+        kept, tensors = self._deltas(ranges), [bounds.place.tensor for bounds in ranges]
+        if kept and (measured or self._is_matrix(ranges[0].place)):  # which was merged before the walk
+            return kept, [None] * len(kept)
+        taus = kept or self._scratch("tau", chunks)
+        if self.method.owned:
+            assert self._planes is not None
+            rows = [self.method.owned[tensor] for tensor in tensors]
+            return taus, self.kernels.gather(chunks, rows, self._planes, taus)
+        return taus, [self.method.combine(self.kernels, *each) for each in zip(chunks, tensors, taus, strict=True)]
 
     def _deltas(self, ranges: Sequence[TensorRange]) -> list[Tensor]:
         """Returns the room for the merged vector in some ranges, if it is kept: in all ranges of a walk, or in none."""
@@ -290,7 +285,7 @@ class Merge:
     def _merge_matrix(self, place: TensorPlace) -> Tensor:
         """Returns the merged vector of a matrix that is merged whole."""
         tensor = self.layout.mergeable[place.tensor]
-        (rows, columns), dtype = tensor.shape, working_dtype(tensor)
+        (rows, columns), dtype = tensor.shape, tensor.working
         base = self.walker.whole(0, place, self.kernels.empty(place.size, dtype))
         scratch = self.kernels.empty(place.size, dtype)
 
@@ -301,16 +296,6 @@ class Merge:
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
         self.found.setdefault(bounds.place.tensor, []).append((counts, square))
-
-    def findings(self) -> Findings:
-        """Returns what was counted and measured since the last call, for a report that is made elsewhere."""
-        found, self.found = self.found, {}
-        return found
-
-    def add(self, findings: Findings) -> None:
-        """Adds what was counted and measured, here or elsewhere."""
-        for k, notes in findings.items():
-            self.found.setdefault(k, []).extend(notes)
 
     # -- render -------------------------------------------------------------------------------------------------------
 
@@ -328,12 +313,13 @@ class Merge:
         def work(ranges: Sequence[TensorRange], chunks: Sequence[Chunk]) -> list[tuple[Tensor, Counts, float]]:
             return self._render_batch(ranges, chunks, [into(bounds) for bounds in ranges], steps)
 
-        def tasks(bounds: TensorRange) -> Collection[int]:
-            return () if bounds.place.tensor in self._cached_delta else self._tasks_read(bounds)
+        def tasks(place: TensorPlace) -> Collection[int]:
+            return () if place.tensor in self._cached_delta else self._tasks_read(place)
 
+        measured = set(self.found)
         for alike in self._with_matrices(self.places if places is None else places):
             for bounds, (out, counts, square) in self._walk("merge", work, alike, tasks):
-                if bounds.place.tensor not in self._measured:
+                if bounds.place.tensor not in measured:
                     self._note(bounds, counts, square)
                 yield bounds, out
 
@@ -350,7 +336,7 @@ class Merge:
                 k, kept = place.tensor, self._cached_delta.get(place.tensor)
                 if kept is None:
                     self._cached_delta[k] = self._merge_matrix(place)
-                elif k not in self._measured:
+                elif k not in self.found:
                     kept.copy_(self._merge_matrix(place))
                 try:
                     yield [place]
@@ -362,10 +348,7 @@ class Merge:
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk], outs: list[Tensor], steps: bool
     ) -> list[tuple[Tensor, Counts, float]]:
         bases = [chunk.base for chunk in chunks]
-        taus: list[Tensor] = self._deltas(ranges)
-        counts: list[Counts] = [None] * len(ranges)
-        if not taus:
-            taus, counts = self._combine(ranges, chunks)
+        taus, counts = self._combine(ranges, chunks, measured=True)
         squares = [0.0] * len(ranges) if self.options.matched else self.kernels.squares(taus)
         direct = all(
             (out.dtype, out.device) == (base.dtype, base.device) for out, base in zip(outs, bases, strict=True)

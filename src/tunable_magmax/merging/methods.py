@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import entry_points
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tunable_magmax.errors import InputError, TmxError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Planes
+from tunable_magmax.merging.cuts import Cut
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Vote
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
 
@@ -60,8 +62,8 @@ class Method:
     """Whether matrices are merged whole, by `matrix`, one after the other; other tensors go through `combine`. Such a
     method gives the same result on every machine within a tolerance, not to the bit."""
 
-    plane_rows: int = 0
-    """Rows of bit planes that the method works in."""
+    rows: PlaneRows | None = None
+    """The rows of bit planes that the method works in; the survey marks candidates in them."""
 
     counts_magnitudes: ClassVar[bool] = False
     """Whether the method asks for the elements of largest magnitude, which takes further walks and some memory."""
@@ -75,18 +77,22 @@ class Method:
     leftovers: int | None = None
     """How many elements were nobody's candidates; None for methods without an assignment."""
 
-    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        """With `reusable`, candidates that were marked serve for several merges, if the method marks any."""
+    owned: Mapping[int, Sequence[int]] = {}
+    """The plane rows that hold what each task owns, by tensor (-1: no row), where the method has decided that. Merged
+    vectors are gathered by these; `combine` is for methods without."""
+
+    def __init__(self, options: Options, tasks: int, kept: dict[tuple[int, int], Any] | None = None) -> None:
+        """`kept` is what several merges of the same checkpoints share, by tensor and task (their number: all).
+
+        None: there is one merge, and candidates that were marked need not last.
+        """
         self.options = options
         self.tasks = tasks
-        self.reusable = reusable
-        self.kept: dict[tuple[int, int], Any] = {}
-        """What merges of the same checkpoints share, by tensor and task (their number: all), if it is `reusable`."""
+        self.kept = kept
 
-    def compared_and_rows(self, size: int) -> tuple[Sequence[bool], Sequence[int]]:
-        """For the survey: which tasks are compared in a tensor of this size, and the plane row that marks each one's
-        candidates (-1: none)."""
-        return [False] * self.tasks, [-1] * self.tasks
+    def compared(self, size: int) -> Sequence[bool]:
+        """Returns which tasks are compared in a tensor of this size, for those that are candidates of its elements."""
+        return [False] * self.tasks
 
     def expected_budget(self, elements: int) -> tuple[int, ...] | None:
         """Returns the budget if so many elements are merged; None for methods without one."""
@@ -101,7 +107,8 @@ class Method:
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
-        return kernels.apply(chunk, self._checked_vector, out)
+        out.copy_(self._checked_vector([values - chunk.base for values in chunk.tasks]))
+        return None
 
     def _checked_vector(self, vectors: Sequence[Tensor]) -> Tensor:
         """Returns what `vector` makes: if it fails, or makes another shape, its author is told."""
@@ -118,19 +125,6 @@ class Method:
                 f"{own} returns {shape} of vectors of shape {list(vectors[0].shape)}: return a value for each element"
             )
         return made
-
-    def combine_all(
-        self,
-        kernels: Kernels,
-        chunks: Sequence[Chunk],
-        tensors: Sequence[int],
-        planes: Planes | None,
-        outs: Sequence[Tensor],
-    ) -> list[Counts]:
-        """Combines chunks, each of its own tensor: for methods whose operation takes them together, or needs planes."""
-        return [
-            self.combine(kernels, chunk, tensor, out) for chunk, tensor, out in zip(chunks, tensors, outs, strict=True)
-        ]
 
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
@@ -165,32 +159,26 @@ class TunableMagmax(Method):
     reads = ("scope", "compare", "seed")
     owns = True
 
-    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        """With `reusable`, every task has a row in a place that no option moves, and the assignment leaves it alone."""
-        super().__init__(options, tasks, reusable)
-        wanted = [reusable or n > 0 for n in options.budget or self.proportions]
-        self._rows = PlaneRows.for_tasks(wanted, lasting=reusable)
-        self.plane_rows = self._rows.count
-        self._with_a_budget: dict[int, list[bool]] = {}
-        self._owned: dict[int, tuple[int, ...]] = {}
+    def __init__(self, options: Options, tasks: int, kept: dict[tuple[int, int], Any] | None = None) -> None:
+        """For several merges, every task has a row that no option moves and that the assignment leaves as it is."""
+        super().__init__(options, tasks, kept)
+        several = kept is not None
+        wanted = [several or n > 0 for n in options.budget or self.proportions]
+        self.rows: PlaneRows = PlaneRows.for_tasks(wanted, lasting=several)
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self.proportions, elements))
 
-    def compared_and_rows(self, size: int) -> tuple[Sequence[bool], Sequence[int]]:
-        rows = self._rows.candidates
-        if self.options.compare == "all":
-            last = max((t for t in range(self.tasks) if rows[t] >= 0), default=-1)  # nobody later matters
-            return [t <= last for t in range(self.tasks)], rows
-        active = self._taking_part(size)
-        return active, [row if taking_part else -1 for row, taking_part in zip(rows, active, strict=True)]
+    def compared(self, size: int) -> Sequence[bool]:
+        if self.options.compare == "active":
+            return self._taking_part(size)
+        last = max((t for t, row in enumerate(self.rows.candidates) if row >= 0), default=-1)  # nobody later matters
+        return [t <= last for t in range(self.tasks)]
 
     def _taking_part(self, size: int) -> list[bool]:
         """Returns which tasks have a budget where a tensor of this size is."""
         elements = size if self.options.scope == "tensor" else self.elements
-        if elements not in self._with_a_budget:
-            self._with_a_budget[elements] = [n > 0 for n in self.expected_budget(elements)]
-        return self._with_a_budget[elements]
+        return [n > 0 for n in self.expected_budget(elements)]
 
     def tasks_read(self, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
@@ -202,20 +190,9 @@ class TunableMagmax(Method):
             raise InputError(f"the budget sums to {sum(budget):,}, but {elements:,} elements are merged")
         budgets = [self.expected_budget(group.elements) for group in groups]
         self.budget = tuple(map(sum, zip(*budgets, strict=True))) or (0,) * self.tasks
-        owners = merged.assign(groups, budgets, self._rows, self.options.seed)
-        self._owned = {tensor: own.rows for group, own in zip(groups, owners, strict=True) for tensor in group.tensors}
+        owners = merged.assign(groups, budgets, self.rows, self.options.seed)
+        self.owned = {tensor: own.rows for group, own in zip(groups, owners, strict=True) for tensor in group.tensors}
         self.leftovers = sum(own.leftovers for own in owners)
-
-    def combine_all(
-        self,
-        kernels: Kernels,
-        chunks: Sequence[Chunk],
-        tensors: Sequence[int],
-        planes: Planes | None,
-        outs: Sequence[Tensor],
-    ) -> list[Counts]:
-        assert planes is not None
-        return kernels.gather(chunks, [self._owned[tensor] for tensor in tensors], planes, outs)
 
 
 class Magmax(Method):
@@ -225,18 +202,6 @@ class Magmax(Method):
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         return kernels.largest(chunk, out)
-
-
-class LastTask(Method):
-    """The last task vector: sequential fine-tuning."""
-
-    owns = True
-
-    def tasks_read(self, size: int) -> Sequence[int]:
-        return [self.tasks - 1]
-
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        return kernels.single(chunk, self.tasks - 1, out)
 
 
 class TaskArithmetic(Method):
@@ -267,6 +232,19 @@ class Average(TaskArithmetic):
         return tuple(float(share) for share in self.shares())
 
 
+class LastTask(Method):
+    """The last task vector: sequential fine-tuning."""
+
+    owns = True
+
+    def tasks_read(self, size: int) -> Sequence[int]:
+        return [self.tasks - 1]
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        torch.sub(chunk.tasks[-1], chunk.base, out=out)
+        return np.array([*[0] * (self.tasks - 1), out.numel()])
+
+
 class RandomMix(Method):
     """Each element from a task drawn by lottery, with the weights as probabilities."""
 
@@ -274,20 +252,18 @@ class RandomMix(Method):
     reads = ("seed",)
     owns = True
 
-    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
-        super().__init__(options, tasks, reusable)
-        bounds = [0]
-        for share_sum in accumulate(self.shares()):
-            bounds.append(int(share_sum * 2**64))
-        self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
-        self.tops = [bounds[t + 1] - 1 for t in self.drawn]
+    @cached_property
+    def tops(self) -> dict[int, int]:
+        """The largest key by which each task is drawn; none for a task that no key draws."""
+        bounds = [int(share_sum * 2**64) for share_sum in accumulate(self.shares(), initial=Fraction(0))]
+        return {t: top - 1 for t, (bound, top) in enumerate(pairwise(bounds)) if top > bound}
 
     def tasks_read(self, size: int) -> Sequence[int]:
-        return self.drawn
+        return list(self.tops)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         start = lottery_state(self.options.seed, RANDOM_MIX, 0)
-        return kernels.draw(chunk, self.drawn, self.tops, start, out)
+        return kernels.draw(chunk, list(self.tops), list(self.tops.values()), start, out)
 
 
 class Ties(TaskArithmetic):
@@ -297,20 +273,23 @@ class Ties(TaskArithmetic):
     counts_magnitudes = True
 
     def decide(self, merged: MergedElements) -> None:
-        densities, groups = self.options.densities(self.tasks), merged.groups(self.options.scope)
-        least = 1 if self.options.scope == "tensor" else 0  # of each tensor something, as mergekit does it
-        wanted = [
-            [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters]
-            for size in (group.elements for group in groups)
-        ]
-        cuts = merged.largest(self.voters, groups, wanted, self.options.seed)
-        self._cuts = {tensor: own for group, own in zip(groups, cuts, strict=True) for tensor in group.tensors}
+        densities, scope, seed = self.options.densities(self.tasks), self.options.scope, self.options.seed
+        least = 1 if scope == "tensor" else 0  # of each tensor something, as mergekit does it
+        self._votes: dict[int, list[Vote]] = {}
+        for group in merged.groups(scope):
+            size = group.elements
+            kept = {t: max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for t in self.voters}
+            cuts = merged.largest(group, kept, seed)
+            votes = [self._vote(t, cuts[t]) for t in self.voters]
+            self._votes |= dict.fromkeys(group.tensors, votes)
+
+    def _vote(self, task: int, cut: Cut) -> Vote:
+        factor = self.factors()[task]
+        share = {"count": 1.0, "weights": factor, "none": 0.0}[self.options.normalize]
+        return Vote(task, factor, share, cut, lottery_state(self.options.seed, TIES_CUT, task + 1))
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        factors = [self.factors()[t] for t in self.voters]
-        shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
-        states = [lottery_state(self.options.seed, TIES_CUT, t + 1) for t in self.voters]
-        kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._cuts[tensor], states, out)
+        kernels.elect(chunk, self._votes[tensor], out)
         return None
 
 
@@ -325,34 +304,27 @@ class TaskSingularVectors(Average):
         return split(self.proportions, min(shape))
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
-        ranks, latest = self.ranks(shape), (tensor, self.tasks)
-        before: tuple[Any, Tensor | None] = self.kept.get(latest, (None, None))
-        if before[0] == ranks and before[1] is not None:  # a merge with another scale had the same
-            return before[1]
-        merged = self._merged(tensor, shape, ranks, vector)
-        if self.reusable:
-            self.kept[latest] = ranks, merged
-        return merged
-
-    def _merged(
-        self, tensor: int, shape: tuple[int, int], ranks: Sequence[int], vector: Callable[[int], Tensor]
-    ) -> Tensor:
         from tunable_magmax.merging.singular import Triples, triples_of, united
 
-        tall = shape[0] > shape[1]
+        ranks, tall = self.ranks(shape), shape[0] > shape[1]
+        kept: dict[tuple[int, int], Any] = {} if self.kept is None else self.kept
+        latest: tuple[list[int], Tensor] | None = kept.get((tensor, self.tasks))
+        if latest is not None and latest[0] == ranks:  # a merge with another scale had the same
+            return latest[1]
 
         def part(task: int, rank: int) -> tuple[Tensor, Triples]:
             values = vector(task)
             matrix = (values.mT if tall else values).double()
-            triples = self.kept.get((tensor, task)) or triples_of(matrix)
-            if self.reusable:
+            triples = kept.get((tensor, task)) or triples_of(matrix)
+            if self.kept is not None:
                 self.kept[tensor, task] = triples
             return matrix, triples.largest(rank)
 
         made = united((part(task, rank) for task, rank in enumerate(ranks) if rank), *sorted(shape))
-        if made is None:
-            return torch.zeros_like(vector(0))
-        return (made.mT if tall else made).to(vector(0).dtype)
+        merged = torch.zeros_like(vector(0)) if made is None else (made.mT if tall else made).to(vector(0).dtype)
+        if self.kept is not None:
+            self.kept[tensor, self.tasks] = ranks, merged
+        return merged
 
 
 METHODS: dict[str, type[Method]] = {

@@ -18,10 +18,10 @@ from tunable_magmax.errors import InputError, plural
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import Method, method_class, read_options, unused_options
+from tunable_magmax.merging.methods import Method, read_options, unused_options
 from tunable_magmax.merging.options import FOR_FILES, Options, takes_options
 from tunable_magmax.merging.report import MergeReport, matched_scale
-from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for, working_dtype
+from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for
 
 StateDict = Mapping[str, Tensor]
 Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]
@@ -112,8 +112,7 @@ class _Opened:
         labels = ["base", *(f"task {t}" for t in range(1, len(ends) + 1))]
         signatures = [signature_of(each, label) for each, label in zip([self._base, *ends], labels, strict=True)]
         layout = build_layout(signatures, labels, read.include, read.exclude)
-        method = method_class(read.method)(read, len(ends), reusable)
-        self._merge = merge_in_memory(layout, self._base, ends, read, labels, threads, method)
+        self._merge = merge_in_memory(layout, self._base, ends, read, labels, threads, {} if reusable else None)
         self._merge.survey()
         self.elements = self._merge.elements
         """d, the number of merged elements."""
@@ -146,17 +145,16 @@ def merge_in_memory(
     options: Options,
     labels: Sequence[str],
     threads: int | None,
-    method: Method | None = None,
+    kept: dict[type[Method], Any] | None = None,
 ) -> Merge:
     """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    sources = [
-        MemorySource({name: source[name].detach().reshape(-1).contiguous() for name in layout.names(k)})
-        for k, source in enumerate([base, *tasks])
-    ]
-    return Merge(
-        Sources(layout, sources, labels, in_memory=True), options, kernels_for(device), Limits(threads=threads), method
-    )
+    sources = []
+    for k, source in enumerate([base, *tasks]):
+        names = [each.infos[k].name for each in layout.mergeable]
+        sources.append(MemorySource({name: source[name].detach().reshape(-1).contiguous() for name in names}))
+    inputs, limits = Sources(layout, sources, labels, in_memory=True), Limits(threads=threads)
+    return Merge(inputs, options, kernels_for(device), limits, kept)
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:
@@ -305,8 +303,7 @@ class RunningMagmax:
         fresh: dict[str, Tensor] = {}
         for tensor in layout.mergeable:
             before, after = (source[info.name] for source, info in zip((self._base, task), tensor.infos, strict=True))
-            working = working_dtype(tensor)
-            difference = after.to(working) - before.to(working)
+            difference = after.to(tensor.working) - before.to(tensor.working)
             if not bool(difference.isfinite().all()):
                 if bool(((after == before) | (after.isnan() & before.isnan())).all()):
                     continue

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.cuts import LISTED_BYTES
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
-from tunable_magmax.merging.layout import Layout, Mergeable
+from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.owners import COUNT_BYTES
 
 
 class Source(Protocol):
@@ -64,10 +64,18 @@ class MemoryPlan:
     """What is in memory of planes on disk; 0 if they are in memory."""
     cached_delta: int
     """What is kept of the merged vector between the walk that measures it and the one that writes; 0 if nothing is."""
-    ahead: int
-    """Ranges that are begun and not yet taken."""
-    pool: int
-    """Threads, each with a range of its own: more than may work at a time where values have to be read."""
+    reads: bool
+    """Whether values have to be read; else they are in memory already."""
+
+    @property
+    def ahead(self) -> int:
+        """Ranges that are begun and not yet taken: meanwhile the next is read."""
+        return AHEAD * self.threads
+
+    @property
+    def pool(self) -> int:
+        """Threads, each with a range of its own: more than may work at a time where values have to be read."""
+        return self.ahead if self.reads else self.threads
 
     @property
     def spill(self) -> bool:
@@ -77,11 +85,6 @@ class MemoryPlan:
     @property
     def peak(self) -> int:
         return self.workspace + (self.mapped or self.planes) + self.cached_delta
-
-
-def working_dtype(tensor: Mergeable) -> torch.dtype:
-    """Returns the type in which a tensor is merged: float64 if any source has it so, else float32."""
-    return torch.float64 if tensor.working == "F64" else torch.float32
 
 
 def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
@@ -106,8 +109,8 @@ def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
 
 Work = Callable[[Sequence[TensorRange], Sequence[Chunk]], Sequence[Any]]
 """Works on a batch: returns a result for each range. A CPU's batch is one range."""
-TasksRead = Callable[[TensorRange], Collection[int]]
-"""Which tasks' values (from 0) a range needs; the others are not read."""
+TasksRead = Callable[[TensorPlace], Collection[int]]
+"""Which tasks' values (from 0) are needed of a tensor; the others are not read."""
 
 
 class Walker:
@@ -149,8 +152,13 @@ class Walker:
             held[name] = self._kernels.empty(self._plan.chunk, self._widest)
         return held[name].view(dtype)[first : first + size]  # type: ignore[no-any-return]
 
-    def walk(self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead) -> Iterator[tuple[TensorRange, Any]]:
-        """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead."""
+    def walk(
+        self, work: Work, places: Iterable[TensorPlace], tasks: TasksRead | None = None
+    ) -> Iterator[tuple[TensorRange, Any]]:
+        """Applies `work` to tensors, range by range; yields results in order, working a bounded number ahead.
+
+        Without `tasks`, the values of all are read.
+        """
         todo = self._batches(split_ranges(places, self._plan.chunk))
         ahead: deque[Callable[[], Sequence[Any]]] = deque()
         for k, batch in enumerate(todo):
@@ -159,7 +167,7 @@ class Walker:
             yield from zip(batch, ahead.popleft()(), strict=True)
 
     def walk_chunks(
-        self, work: Callable[[TensorRange, Chunk], Any], places: Iterable[TensorPlace], tasks: TasksRead
+        self, work: Callable[[TensorRange, Chunk], Any], places: Iterable[TensorPlace], tasks: TasksRead | None = None
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Walks with work that takes the chunks of a batch one after the other."""
         return self.walk(lambda ranges, chunks: list(map(work, ranges, chunks)), places, tasks)
@@ -167,7 +175,7 @@ class Walker:
     def _batches(self, ranges: Sequence[TensorRange]) -> list[list[TensorRange]]:
         """Divides ranges into batches of one type, each of a chunk's elements at most."""
         batches: list[list[TensorRange]] = []
-        room, kind = 0, ""
+        room, kind = 0, None
         for bounds in ranges:
             size, working = bounds.stop - bounds.start, self._mergeable[bounds.place.tensor].working
             if not self._together or size > room or working != kind:
@@ -177,13 +185,13 @@ class Walker:
             room -= size
         return batches
 
-    def _begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead) -> Callable[[], Sequence[Any]]:
+    def _begin(self, work: Work, batch: Sequence[TensorRange], tasks: TasksRead | None) -> Callable[[], Sequence[Any]]:
         """Starts to read a batch and to work on it; returns a function that waits for the results."""
 
         def read_and_work() -> Sequence[Any]:
             with torch.no_grad():  # which holds for a thread
                 ends = accumulate(bounds.stop - bounds.start for bounds in batch)
-                chunks = [self._chunk(each, tasks(each), end) for each, end in zip(batch, ends, strict=True)]
+                chunks = [self._chunk(each, tasks, end) for each, end in zip(batch, ends, strict=True)]
                 with self._turn:  # whoever waits here, or for a disk, has let another one work
                     return work(batch, chunks)
 
@@ -194,17 +202,17 @@ class Walker:
         name = self._mergeable[place.tensor].infos[source].name
         return self._sources[source].read(name, 0, place.size, scratch)
 
-    def _chunk(self, bounds: TensorRange, wanted: Collection[int], end: int) -> Chunk:
+    def _chunk(self, bounds: TensorRange, wanted: TasksRead | None, end: int) -> Chunk:
         """Reads a range to its place in the buffers, which ends at `end`."""
-        base = self._read(0, bounds, end)
+        base, everyone = self._read(0, bounds, end), range(len(self._sources) - 1)
+        read = everyone if wanted is None else wanted(bounds.place)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
-        tasks = [self._read(t, bounds, end) if t - 1 in wanted else base for t in range(1, len(self._sources))]
+        tasks = [self._read(t + 1, bounds, end) if t in read else base for t in everyone]
         return Chunk(base, tasks, bounds.place.slot + bounds.start, bounds.place.element + bounds.start)
 
     def _read(self, source: int, bounds: TensorRange, end: int) -> Tensor:
         tensor, size = self._mergeable[bounds.place.tensor], bounds.stop - bounds.start
-        dtype = working_dtype(tensor)
-        scratch = self._like[dtype] if self._like else self.buffer(source, size, dtype, end - size)
+        scratch = self._like[tensor.working] if self._like else self.buffer(source, size, tensor.working, end - size)
         return self._sources[source].read(tensor.infos[source].name, bounds.start, bounds.stop, scratch)
 
 
@@ -217,7 +225,7 @@ CHUNK_A_THREAD = 1 << 15
 """Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
 they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
 AHEAD = 2
-"""Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
+"""Ranges begun and not yet taken, for each that may be worked on at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,65 +276,47 @@ def kernels_for(device: torch.device) -> Kernels:
 
 
 def plan_memory(
-    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, borrows: bool = True
+    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, reads: bool = True
 ) -> MemoryPlan:
-    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector."""
+    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector.
+
+    `reads`: values have to be read; else they are in memory already.
+    """
     threads = read_threads(threads) if kernels.threads else 1
-    while threads > 1 and memory is not None:
-        try:
-            plan = _plan_for(layout, options, kernels, threads, memory, borrows)
-        except InputError:  # for fewer it may do
-            pass
-        else:
-            if plan.chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD):
-                return plan
-        threads //= 2
-    return _plan_for(layout, options, kernels, threads, memory, borrows)
-
-
-def _plan_for(
-    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool
-) -> MemoryPlan:
-    """Returns the plan for this number of threads."""
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if layout.wide else 4
-    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
     method = method_class(options.method)(options, tasks)
-    planes = method.plane_rows * kernels.plane_bytes(slots)
+    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
+    planes = 0 if method.rows is None else method.rows.count * kernels.plane_bytes(slots)
     delta = layout.elements * width if options.matched else 0
-    ahead = AHEAD * threads
-    pool = ahead if borrows else threads
     if memory is None:
         # A GPU waits for the host after each batch; batches of what is in its memory already can be larger.
-        chunk = kernels.chunk if borrows or kernels.threads else 2 * kernels.chunk
-        return MemoryPlan(threads, chunk, 0, planes, 0, delta, ahead, pool)
+        chunk = kernels.chunk if reads or kernels.threads else 2 * kernels.chunk
+        return MemoryPlan(threads, chunk, 0, planes, 0, delta, reads)
 
-    counts = (threads + 1) * COUNT_BYTES if method.counts_magnitudes else 0
     matrix_bytes = 0
     if method.merges_matrices:
         from tunable_magmax.merging.singular import working_bytes
 
         matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
-        matrix_bytes = max((working_bytes(m.shape, 8 if m.working == "F64" else 4) for m in matrices), default=0)
-    beside = counts + layout.factor_bytes + matrix_bytes
-    # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
-    vectors = (tasks + 1 if borrows else 1) + 2
-    per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
-    # Spilled planes are mapped a span at a time.
-    span = threads * 4 * (1 << 19)
-
-    def chunk_beside(kept: int) -> int:
-        chunk = kernels.chunk
-        while chunk * per_element > min(memory // 2, memory - max(kept, span) - beside) and chunk > SMALLEST_CHUNK:
-            chunk //= 2
-        return chunk
-
-    # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
-    large_enough = min(GOOD_CHUNK, chunk_beside(0))
-    choices = (chunk_beside(kept) for kept in (planes + delta, planes, 0) if kept <= memory - memory // 16)
-    chunk = next(chunk for chunk in choices if chunk >= large_enough)
-    workspace = chunk * per_element + beside
-    least = workspace + span
+        matrix_bytes = max((working_bytes(m.shape, m.working.itemsize) for m in matrices), default=0)
+    beside = (LISTED_BYTES if method.counts_magnitudes else 0) + layout.factor_bytes + matrix_bytes
+    while True:
+        # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
+        vectors, ahead = (tasks + 1 if reads else 1) + 2, AHEAD * threads
+        per_element = (ahead if reads else threads) * (vectors * width + width // 2) + (ahead + 1) * 8
+        # Spilled planes are mapped a span at a time.
+        span = threads * 4 * (1 << 19)
+        rooms = {kept: min(memory // 2, memory - max(kept, span) - beside) for kept in (planes + delta, planes, 0)}
+        chunks = {kept: _largest_chunk(kernels.chunk, room // per_element) for kept, room in rooms.items()}
+        # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
+        large_enough = min(GOOD_CHUNK, chunks[0])
+        chunk = next(c for kept, c in chunks.items() if c >= large_enough and kept <= memory - memory // 16)
+        workspace = chunk * per_element + beside
+        least = workspace + span
+        if threads == 1 or (least <= memory and chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD)):
+            break
+        threads //= 2
     if least > memory:
         matrix = f"; {-(-matrix_bytes // 2**20)} of them are for the largest matrix" if matrix_bytes else ""
         needed = f"give at least {-(-least // 2**20)} MiB{matrix}"
@@ -334,7 +324,14 @@ def _plan_for(
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, ahead, pool)
+    return MemoryPlan(threads, chunk, workspace, planes, mapped, delta if delta <= left else 0, reads)
+
+
+def _largest_chunk(most: int, elements: int) -> int:
+    """Halves a chunk until it has so many elements, or is as small as is worth while."""
+    while most > max(elements, SMALLEST_CHUNK):
+        most //= 2
+    return most
 
 
 def read_threads(threads: int | None) -> int:

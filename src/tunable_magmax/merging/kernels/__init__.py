@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.cuts import Cut, Listed, Window
 
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""
-Formula = Callable[[Sequence[Tensor]], Tensor]
-"""Makes one task vector of several, element by element."""
 Keys = NDArray[np.uint64]
 """Lottery numbers (docs/method.md, section 4)."""
-Item = TypeVar("Item")
-Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
 
 SLOTS = 64
@@ -130,12 +128,15 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Which elements of a task vector are kept: those of a larger magnitude, and of equal ones those with keys up to
-    `key`."""
+class Vote:
+    """What a task brings to an election of signs: its vector times a factor, where its cut keeps it, and its share."""
 
-    magnitude: float
-    key: int
+    task: int
+    factor: float
+    share: float
+    cut: Cut
+    lottery_state: int
+    """Of the keys that the cut compares."""
 
 
 class Kernels(Protocol):
@@ -164,13 +165,13 @@ class Kernels(Protocol):
     # -- who owns what ------------------------------------------------------------------------------------------------
 
     def survey(
-        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+        self, chunks: Sequence[Chunk], compared: Sequence[Sequence[bool]], rows: Sequence[int], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
-        """Marks the candidates of each task in each chunk, whose mark is (compared, rows).
+        """Marks the candidates of the compared tasks [chunks, tasks] in each chunk.
 
-        Task k takes part in the comparison if compared[k]. Its candidates, the elements whose difference from the base
-        is at least as large as that of every compared task before it, go to the row rows[k], unless that is -1. Of each
-        chunk, returns which tasks differ from the base, which not finitely, and the squared length of the last vector.
+        The candidates of task k, the elements whose difference from the base is at least as large as that of every
+        compared task before it, go to the row rows[k], unless that is -1. Of each chunk, returns which tasks differ
+        from the base, which not finitely, and the squared length of the last vector.
         """
 
     def assign(
@@ -180,35 +181,18 @@ class Kernels(Protocol):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         """Gives each task its budget of each group's elements, as `assign_owners` does; budgets are [groups, tasks]."""
 
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> Any:
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> Any:
         """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
         raise InputError("only CPUs can share an assignment")
 
-    # -- the threshold search over magnitudes -------------------------------------------------------------------------
-
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        """Counts elements by a digit (shift, bits) of their magnitude's code, [tasks, 2**bits].
-
-        Elements count whose higher digits are the task's prefix. With `wide`, codes are those of float64.
-        """
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        """Draws a key for every element of this magnitude: returns how many are below `low`, and those to `high`."""
+    def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        """Returns how many elements are above a window, and those inside, or its sample of them."""
 
     # -- merged vectors -----------------------------------------------------------------------------------------------
-
-    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
-        """Writes what a formula in torch makes of all task vectors: for methods without an operation of their own."""
-        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
-        return None
 
     def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
@@ -218,25 +202,13 @@ class Kernels(Protocol):
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         """Writes the difference of largest magnitude, the later task's if two are equal."""
 
-    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        """Writes the vector of one task."""
-
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         """Writes the difference of the first of the tasks whose top is not below the element's key."""
 
     def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
         """Writes the sum of some task vectors, each times its factor."""
 
-    def elect(
-        self,
-        chunk: Chunk,
-        tasks: Sequence[int],
-        factors: Sequence[float],
-        shares: Sequence[float],
-        cuts: Sequence[Cut],
-        lottery_states: Sequence[int],
-        out: Tensor,
-    ) -> None:
+    def elect(self, chunk: Chunk, votes: Sequence[Vote], out: Tensor) -> None:
         """Writes the sum of those weighted differences that their task's cut keeps and that have the sum's sign.
 
         It is divided by the sum of their tasks' shares, unless that is 0: with 1 for each, this is their mean.

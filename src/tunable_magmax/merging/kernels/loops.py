@@ -237,15 +237,15 @@ def survey(base, addresses, compared, rows, planes, first_word, changed, suspect
                     reached = magnitude >= before
                     bits[j] = reached
                     largest[j] = magnitude if reached else before
+                if rows[k] >= 0:
+                    word = first_word + start // WORD
+                    for w in range((size + WORD - 1) // WORD):
+                        planes[rows[k], word + w] = packed(octets, w)
             else:
                 for j in range(size):
                     peak = max(peak, pattern(abs(values[j] - origin[j])))
             changed[k] |= peak > 0
             suspect[k] |= peak > finite
-            if rows[k] >= 0:
-                word = first_word + start // WORD
-                for w in range((size + WORD - 1) // WORD):
-                    planes[rows[k], word + w] = packed(octets, w)
 
 
 @compiled(fastmath={"reassoc"})
@@ -341,73 +341,62 @@ def weighted_sum(base, addresses, factors, out):
 
 
 @compiled()
-def _digits(values, origin, unit, shift, first, bins, digits, inside):
-    for j in range(origin.shape[0]):
-        digit = (pattern(abs(values[j] - origin[j]) * unit) >> shift) - first
-        digits[j] = np.uint32(digit)
-        inside[j] = (digit >= 0) & (digit < bins)
+def _drawn(element, attempt, most):
+    """Whether an element is in a random sample, another one for every attempt, of the share (most + 1) / 2^32."""
+    x = np.uint32((element + attempt) * np.uint32(0x9E3779B1))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x85EBCA6B))
+    return x <= most
 
 
 @compiled()
-def count_magnitudes(base, addresses, unit, shift, firsts, counts):
-    """Adds elements to counts[k], by (code >> shift) - firsts[k] where the counts have a place for it.
+def _near(values, origin, limits, sample, first_element, near):
+    """Marks elements of a block that a scan has to look at; returns how many are larger than all of these."""
+    above, last = limits
+    attempt, most = sample
+    larger = 0
+    for j in range(origin.shape[0]):
+        magnitude = np.float64(abs(values[j] - origin[j]))
+        drawn = _drawn(first_element + np.uint32(j), attempt, most)
+        larger += magnitude > above
+        near[j] = (magnitude <= above) & (magnitude >= last) & (magnitude > 0.0) & (drawn | (magnitude == above))
+    return larger
 
-    `unit` is a 1 of the type whose bit patterns are the codes; `shift` and `firsts` are integers of their type.
+
+@compiled()
+def scan(base, values, above, last, sample, lottery, listed):
+    """Returns how many elements a first cut (magnitude, key) keeps, and how many more of a sample a second one keeps.
+
+    The latter go to `listed` [2, n] as far as it has room: the caller makes more and calls again.
     """
-    n = base.shape[0]
-    bins = firsts.dtype.type(counts.shape[1])
-    digits = np.empty(BLOCK, np.uint32)
-    inside = np.zeros(BLOCK, np.uint8)
-    octets = inside.view(np.uint64)
-    for start in range(0, n, BLOCK):
-        size = min(BLOCK, n - start)
-        origin = base[start : start + size]
-        if size < BLOCK:
-            inside[:] = 0
-        for k in range(addresses.shape[0]):
-            values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            _digits(values, origin, unit, shift, firsts[k], bins, digits, inside)
-            for w in range((size + WORD - 1) // WORD):
-                counted = packed(octets, w)
-                if counted == _ALL:
-                    for j in range(w * WORD, w * WORD + WORD):
-                        counts[k, digits[j]] += 1
-                while counted and counted != _ALL:
-                    j = np.int64(w * WORD) + np.int64(trailing_zeros(counted))
-                    counted &= counted - ONE
-                    counts[k, digits[j]] += 1
-
-
-@compiled()
-def _equal(values, origin, magnitude, equal):
+    lottery_state, first_element = lottery
+    attempt, most = sample
+    before = 0
     found = 0
-    for j in range(origin.shape[0]):
-        same = abs(values[j] - origin[j]) == magnitude
-        equal[j] = same
-        found += same
-    return found
-
-
-@compiled()
-def scan_equal(base, values, magnitude, lottery_state, first_element, window, keys):
-    """Draws a key for every element of this magnitude; like `scan_keys`, without planes."""
-    low, high = window
-    below = 0
-    undecided = 0
-    equal = np.empty(BLOCK, np.uint8)
+    near = np.zeros(BLOCK, np.uint8)
+    octets = near.view(np.uint64)
     for start in range(0, base.shape[0], BLOCK):
         origin = base[start : start + BLOCK]
-        if not _equal(values[start : start + BLOCK], origin, magnitude, equal):
-            continue
-        for j in range(origin.shape[0]):
-            if equal[j]:
+        if origin.shape[0] < BLOCK:
+            near[:] = 0
+        block = values[start : start + BLOCK]
+        first = np.uint32(first_element + np.uint64(start))
+        before += _near(block, origin, (above[0], last[0]), sample, first, near)
+        for w in range((origin.shape[0] + WORD - 1) // WORD):
+            marked = packed(octets, w)
+            while marked:
+                j = np.int64(w * WORD) + np.int64(trailing_zeros(marked))
+                marked &= marked - ONE
+                magnitude = np.float64(abs(block[j] - origin[j]))
                 number = ticket(lottery_state, first_element + np.uint64(start + j))
-                below += number < low
-                if number - low <= high - low:
-                    if undecided < keys.shape[0]:
-                        keys[undecided] = number
-                    undecided += 1
-    return below, undecided
+                drawn = _drawn(first + np.uint32(j), attempt, most)
+                if magnitude == above[0] and number <= above[1]:
+                    before += 1
+                elif drawn and (magnitude > last[0] or number <= last[1]):
+                    if found < listed.shape[1]:
+                        listed[0, found] = np.uint64(pattern(magnitude))
+                        listed[1, found] = number
+                    found += 1
+    return before, found
 
 
 @compiled()
@@ -423,13 +412,12 @@ def _vote(values, origin, factor, least, ballots):
 
 
 @compiled()
-def _drop_by_key(values, origin, cut, lottery, ballots):
+def _drop_by_key(values, origin, least, keys, first_element, ballots):
     """Takes back the votes of elements of the cut's magnitude with larger keys."""
-    least, key = cut
-    lottery_state, first_element = lottery
+    lottery_state, last = keys[0], keys[1]
     for j in range(origin.shape[0]):
         equal = np.float64(abs(values[j] - origin[j])) == least
-        if equal and ticket(lottery_state, first_element + np.uint64(j)) > key:
+        if equal and ticket(lottery_state, first_element + np.uint64(j)) > last:
             ballots[j] = 0.0
 
 
@@ -462,17 +450,15 @@ def _mean(signs, agreed, votes, out):
 
 
 @compiled()
-def elect(base, addresses, weights, cuts, lottery, out):
+def elect(base, addresses, weights, leasts, keys, first_element, out):
     """Writes the mean, by shares, of the kept values whose sign is that of their sum (TIES).
 
-    A value is kept if its magnitude is above leasts[k], or equals it and has a key of at most keys[k]; others count as
-    0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
+    A value is kept if its magnitude is above leasts[k], or equals it and its key is small enough; others count as 0.
+    weights[k] are a factor and a share, keys[k] the state of the lottery and the largest key.
+    A sum that begins at +0 is never -0, so adding one changes nothing. Those who agree are summed as if positive and
     the sign comes last: rounding is the same either side of 0. The small loops are functions of their own because LLVM
     makes vector code of them there, and not in one large function.
     """
-    factors, shares = weights
-    leasts, keys = cuts
-    lottery_states, first_element = lottery
     n = base.shape[0]
     tasks = addresses.shape[0]
     ballots = np.empty((tasks, BLOCK), np.float64)
@@ -486,13 +472,12 @@ def elect(base, addresses, weights, cuts, lottery, out):
         votes[:] = 0.0
         for k in range(tasks):
             values = carray(pointer(addresses[k]), n, base.dtype)[start : start + size]
-            if _vote(values, origin, factors[k], leasts[k], ballots[k]) and keys[k] < _ALL:
-                drawn = lottery_states[k], first_element + np.uint64(start)
-                _drop_by_key(values, origin, (leasts[k], keys[k]), drawn, ballots[k])
+            if _vote(values, origin, weights[k, 0], leasts[k], ballots[k]) and keys[k, 1] < _ALL:
+                _drop_by_key(values, origin, leasts[k], keys[k], first_element + np.uint64(start), ballots[k])
             _add(ballots[k, :size], sums)
         _signs(sums, signs)
         for k in range(tasks):
-            _agree(ballots[k, :size], signs, shares[k], agreed, votes)
+            _agree(ballots[k, :size], signs, weights[k, 1], agreed, votes)
         _mean(signs, agreed, votes, out[start : start + size])
 
 

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tunable_magmax.merging.cuts import Listed, Window
 from tunable_magmax.merging.kernels import (
     SLOTS,
     Chunk,
     Counts,
-    Cut,
     Each,
     Kernels,
     Keys,
@@ -27,6 +27,7 @@ from tunable_magmax.merging.kernels import (
     PlaneRows,
     Planes,
     TensorPlace,
+    Vote,
     loops,
     padded,
 )
@@ -93,7 +94,7 @@ class PlaneGroup:
     Rows go by their numbers. Operations are those of `Step`. Bits of other tensors between these mean nothing.
     """
 
-    def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each[Any]) -> None:
+    def __init__(self, planes: MemoryPlanes, places: Sequence[TensorPlace], most: int, each: Each) -> None:
         self._planes, self._each, self._places = planes, each, places
         stop = places[-1].slot + padded(places[-1].size) if places else 0
         starts = range(places[0].slot if places else 0, stop, most)
@@ -196,14 +197,14 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
 
     def survey(
-        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+        self, chunks: Sequence[Chunk], compared: Sequence[Sequence[bool]], rows: Sequence[int], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         found = []
-        held = MemoryPlanes(0, 0) if planes is None else planes
+        held, marked = MemoryPlanes(0, 0) if planes is None else planes, np.array(rows, np.int64)
         assert isinstance(held, MemoryPlanes)
-        for chunk, (compared, rows) in zip(chunks, marks, strict=True):
+        for chunk, own in zip(chunks, compared, strict=True):
             changed, suspect = np.zeros((2, len(chunk.tasks)), np.bool_)
-            where = np.array(compared, np.bool_), np.array(rows, np.int64), held.words, chunk.slot // SLOTS
+            where = np.array(own, np.bool_), marked, held.words, chunk.slot // SLOTS
             loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *where, changed, suspect)
             held.release(chunk.slots, *rows)
             square = loops.squared_distance(chunk.tasks[-1].numpy(), chunk.base.numpy())
@@ -217,7 +218,7 @@ class NumbaKernels(Kernels):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         # Many groups share the threads; a single one uses them all.
         inside, outside = (each, _one_by_one) if len(groups) == 1 else (_one_by_one, each)
@@ -229,36 +230,21 @@ class NumbaKernels(Kernels):
 
         return outside(work, list(zip(groups, budgets, strict=True)))
 
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each[Any]) -> PlaneGroup:
+    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> PlaneGroup:
         assert isinstance(planes, MemoryPlanes)
         return PlaneGroup(planes, places, self.span, each)
 
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        shift, bits = digit
-        counts = np.zeros((len(tasks), 1 << bits), np.int64)
-        integer, unit = (np.int64, np.float64(1)) if wide else (np.int32, np.float32(1))
-        firsts = np.array([prefix << bits for prefix in prefixes], integer)
-        addresses = _addresses([chunk.tasks[t] for t in tasks])
-        loops.count_magnitudes(chunk.base.numpy(), addresses, unit, integer(shift), firsts, counts)
-        return counts
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        narrow = _NUMPY[chunk.base.dtype](magnitude)
-        if narrow != np.float64(magnitude):  # a float64, which no difference of float32 is
-            return 0, np.empty(0, np.uint64)
-        values = chunk.base.numpy(), chunk.tasks[task].numpy(), narrow
-        numbers = np.uint64(lottery_state), np.uint64(chunk.element), (np.uint64(low), np.uint64(high))
-        room = 64
+    def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        above, last = ((np.float64(cut.magnitude), np.uint64(cut.key)) for cut in (window.above, window.last))
+        sample = np.uint32(window.attempt), np.uint32(window.most)
+        lottery = np.uint64(window.lottery_state), np.uint64(chunk.element)
+        values, room = (chunk.base.numpy(), chunk.tasks[window.task].numpy()), 64
         while True:
-            keys = np.empty(room, np.uint64)
-            below, undecided = loops.scan_equal(*values, *numbers, keys)
-            if undecided <= room:
-                return int(below), keys[:undecided].copy()
-            room = int(undecided)
+            listed = np.empty((2, room), np.uint64)
+            before, found = loops.scan(*values, above, last, sample, lottery, listed)
+            if found <= room:
+                return int(before), listed[:, :found].copy()
+            room = int(found)
 
     def gather(
         self, chunks: Sequence[Chunk], rows: Sequence[Sequence[int]], planes: Planes, outs: Sequence[Tensor]
@@ -278,13 +264,6 @@ class NumbaKernels(Kernels):
         loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
         return counts
 
-    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        with np.errstate(over="ignore", invalid="ignore"):  # the survey names what is not finite
-            np.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out=out.numpy())
-        counts = np.zeros(len(chunk.tasks), np.int64)
-        counts[task] = out.numel()
-        return counts
-
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         drawn = np.zeros(len(tasks), np.int64)
         numbers = np.array(tops, np.uint64), np.uint64(lottery_state), np.uint64(chunk.element)
@@ -298,21 +277,12 @@ class NumbaKernels(Kernels):
         addresses = _addresses([chunk.tasks[t] for t in tasks])
         loops.weighted_sum(chunk.base.numpy(), addresses, np.array(factors, np.float64), out.numpy())
 
-    def elect(
-        self,
-        chunk: Chunk,
-        tasks: Sequence[int],
-        factors: Sequence[float],
-        shares: Sequence[float],
-        cuts: Sequence[Cut],
-        lottery_states: Sequence[int],
-        out: Tensor,
-    ) -> None:
-        addresses = _addresses([chunk.tasks[t] for t in tasks])
-        weights = np.array(factors, np.float64), np.array(shares, np.float64)
-        kept = np.array([cut.magnitude for cut in cuts], np.float64), np.array([cut.key for cut in cuts], np.uint64)
-        drawn = np.array(lottery_states, np.uint64), np.uint64(chunk.element)
-        loops.elect(chunk.base.numpy(), addresses, weights, kept, drawn, out.numpy())
+    def elect(self, chunk: Chunk, votes: Sequence[Vote], out: Tensor) -> None:
+        addresses = _addresses([chunk.tasks[vote.task] for vote in votes])
+        weights = np.array([(vote.factor, vote.share) for vote in votes], np.float64)
+        leasts = np.array([vote.cut.magnitude for vote in votes], np.float64)
+        keys = np.array([(vote.lottery_state, vote.cut.key) for vote in votes], np.uint64)
+        loops.elect(chunk.base.numpy(), addresses, weights, leasts, keys, np.uint64(chunk.element), out.numpy())
 
     def squares(self, vectors: Sequence[Tensor]) -> list[float]:
         return [float(loops.sum_of_squares(vector.numpy())) for vector in vectors]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Counts, Cut, Kernels, Keys, Planes
+from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
+from tunable_magmax.merging.cuts import Cut, Listed, Window
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, Planes, Vote
 
 TOP_BIT = -(1 << 63)
 
@@ -37,8 +37,9 @@ def _flipped(value: int) -> int:
     return signed(value) ^ TOP_BIT
 
 
-def _keys(flipped: Tensor) -> Keys:
-    return (flipped ^ TOP_BIT).cpu().numpy().view(np.uint64)
+def _kept(magnitudes: Tensor, keys: Tensor, cut: Cut) -> Tensor:
+    """Returns which elements a cut keeps; `keys` have the top bit flipped."""
+    return (magnitudes > cut.magnitude) | ((magnitudes == cut.magnitude) & (keys <= _flipped(cut.key)))
 
 
 class TensorPlanes(Planes):
@@ -66,33 +67,15 @@ class TorchKernels(Kernels):
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
 
-    def count_magnitudes(
-        self, chunk: Chunk, tasks: Sequence[int], prefixes: Sequence[int], digit: tuple[int, int], wide: bool
-    ) -> NDArray[np.int64]:
-        shift, bits = digit
-        bins = 1 << bits
-        counts = []
-        for t, prefix in zip(tasks, prefixes, strict=True):
-            magnitude = (chunk.tasks[t] - chunk.base).abs_()
-            codes = magnitude.double().view(torch.int64) if wide else magnitude.view(torch.int32).long()
-            digits = (codes >> shift) - (prefix << bits)
-            digits[(digits < 0) | (digits >= bins)] = bins
-            counts.append(torch.bincount(digits, minlength=bins + 1)[:-1])
-        return torch.stack(counts).cpu().numpy()
-
-    def scan_equal(
-        self, chunk: Chunk, task: int, magnitude: float, lottery_state: int, low: int, high: int
-    ) -> tuple[int, Keys]:
-        equal = (chunk.tasks[task] - chunk.base).abs_().double() == magnitude
-        numbers = _tickets(lottery_state, equal.nonzero().squeeze(1) + chunk.element)
-        below = numbers < _flipped(low)
-        return int(below.sum()), _keys(numbers[~below & (numbers <= _flipped(high))])
-
-    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
-        torch.sub(chunk.tasks[task], chunk.base, out=out)
-        counts = np.zeros(len(chunk.tasks), np.int64)
-        counts[task] = out.numel()
-        return counts
+    def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
+        magnitudes = (chunk.tasks[window.task] - chunk.base).abs_().double()
+        elements = torch.arange(magnitudes.numel(), device=self.device) + chunk.element
+        keys = _tickets(window.lottery_state, elements)
+        above, last = (_kept(magnitudes, keys, cut) for cut in (window.above, window.last))
+        drawn = _tickets(window.attempt, elements) & 0xFFFFFFFF <= window.most
+        listed = (last & ~above & drawn & (magnitudes > 0)).nonzero().squeeze(1)
+        found = torch.stack([magnitudes[listed].view(torch.int64), keys[listed] ^ TOP_BIT])
+        return int(above.sum()), found.cpu().numpy().view(np.uint64)
 
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         elements = torch.arange(chunk.base.numel(), device=self.device) + chunk.element
@@ -103,30 +86,18 @@ class TorchKernels(Kernels):
             torch.where(owners == t, chunk.tasks[t] - chunk.base, out, out=out)
         return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
 
-    def elect(
-        self,
-        chunk: Chunk,
-        tasks: Sequence[int],
-        factors: Sequence[float],
-        shares: Sequence[float],
-        cuts: Sequence[Cut],
-        lottery_states: Sequence[int],
-        out: Tensor,
-    ) -> None:
-        total, agreed, votes = (torch.zeros_like(out, dtype=torch.float64) for _ in range(3))
+    def elect(self, chunk: Chunk, votes: Sequence[Vote], out: Tensor) -> None:
+        total, agreed, shares = (torch.zeros_like(out, dtype=torch.float64) for _ in range(3))
         elements = torch.arange(out.numel(), device=self.device) + chunk.element
         ballots = []
-        for t, factor, cut, state in zip(tasks, factors, cuts, lottery_states, strict=True):
-            difference = (chunk.tasks[t] - chunk.base).double()
-            magnitude = difference.abs()
-            kept = magnitude >= cut.magnitude
-            if cut.key < MASK:
-                kept &= (magnitude > cut.magnitude) | (_tickets(state, elements) <= _flipped(cut.key))
-            ballots.append(torch.where(kept, difference * factor, 0.0))
+        for vote in votes:
+            difference = (chunk.tasks[vote.task] - chunk.base).double()
+            kept = _kept(difference.abs(), _tickets(vote.lottery_state, elements), vote.cut)
+            ballots.append(torch.where(kept, difference * vote.factor, 0.0))
         for ballot in ballots:
             total += ballot
-        for ballot, share in zip(ballots, shares, strict=True):
+        for ballot, vote in zip(ballots, votes, strict=True):
             sides = ballot * total.sign() > 0
             agreed += torch.where(sides, ballot, 0.0)
-            votes += sides.double() * share
-        out.copy_(agreed / votes.masked_fill(votes == 0, 1.0))
+            shares += sides.double() * vote.share
+        out.copy_(agreed / shares.masked_fill(shares == 0, 1.0))

@@ -300,18 +300,13 @@ class TritonKernels(TorchKernels):
         return Table(self.numbers(np.concatenate([rows.ravel(), owners])), rows.shape[1], len(rows), len(owners))
 
     def survey(
-        self, chunks: Sequence[Chunk], marks: Sequence[tuple[Sequence[bool], Sequence[int]]], planes: Planes | None
+        self, chunks: Sequence[Chunk], compared: Sequence[Sequence[bool]], rows: Sequence[int], planes: Planes | None
     ) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_], float]]:
         tasks = len(chunks[0].tasks)
         table = self.table(
             [
-                (
-                    chunk.base.numel(),
-                    chunk.slot,
-                    *_addresses_and([chunk.base]),
-                    *_addresses_and(chunk.tasks, compared, rows),
-                )
-                for chunk, (compared, rows) in zip(chunks, marks, strict=True)
+                (chunk.base.numel(), chunk.slot, chunk.base.data_ptr(), *_addresses_and(chunk.tasks, own, rows))
+                for chunk, own in zip(chunks, compared, strict=True)
             ]
         )
         flags = torch.zeros((len(chunks), tasks, 2), dtype=torch.int32, device=self.device)
@@ -329,7 +324,7 @@ class TritonKernels(TorchKernels):
         budgets: Sequence[Sequence[int]],
         rows: PlaneRows,
         seed: int,
-        each: Each[Any],
+        each: Each,
     ) -> list[Owners]:
         places = [(place, g) for g, group in enumerate(groups) for place in group]
         table = self.table([(place.size, place.slot, g, place.element) for place, g in places])

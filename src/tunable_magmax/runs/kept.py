@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +39,7 @@ KEEP = 20
 MOST_KEPT = 5000
 """Of a task with more classes than this number allows, fewer samples of each are kept: they are in memory at a time."""
 TASK_BYTES = 64 << 20
-"""The most that the kept samples of a task may take; fewer of each class are kept where they would take more."""
+"""Where the kept samples of a task would take more, fewer of each class are kept, but one at least."""
 LARGEST_FILE = 256 << 20
 """Bytes of the largest file of kept samples that is read."""
 INDEX = "labels.csv"
@@ -80,15 +79,9 @@ def keep_samples(
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
     per_class = min(per_class, max(1, MOST_KEPT // len(names)))
     chosen = _chosen(samples, per_class, size, seed)
-    while sum(len(content) for _, content in chosen) > TASK_BYTES:
+    while per_class > 1 and sum(len(content) for _, content in chosen) > TASK_BYTES:
         per_class -= 1
         chosen = [each for _, own in groupby(chosen, itemgetter(0)) for each in islice(own, per_class)]
-    if not chosen:
-        warnings.warn(
-            f"{samples.origin}: nothing is kept of {task}: one sample of each class takes more than 64 MiB",
-            stacklevel=3,
-        )
-        return None
     files: dict[str, bytes] = {}
     if samples.kind == "text":
         index = _table([("text", "label"), *((content.decode(), name) for name, content in chosen)])

@@ -73,7 +73,6 @@ def test_each_problem(section, says):
 class Toy(DataSet):
     """Texts that repeat their class."""
 
-    kind = "text"
     name: Literal["toy"] = "toy"
     each: int = 2
 
@@ -86,11 +85,8 @@ class Toy(DataSet):
 def test_a_class_and_a_line_are_all_that_a_data_set_needs(monkeypatch, tmp_path):
     monkeypatch.setitem(DATA_SETS, "toy", Toy)
     benchmark = opened(tmp_path, name="toy", tasks=3, each=4)
-    assert (benchmark.classes, benchmark.kind) == (("no", "perhaps", "yes"), "text")
+    assert benchmark.classes == ("no", "perhaps", "yes")
     assert [task.train for task in benchmark.tasks] == [tuple(range(4 * t, 4 * t + 4)) for t in range(3)]
-    monkeypatch.setattr(Toy, "kind", "image")
-    with pytest.raises(InputError, match="toy holds texts, but the benchmark toy is of images"):
-        opened(tmp_path, name="toy", tasks=3)
 
 
 # -- splits and tasks -------------------------------------------------------------------------------------------------
@@ -100,7 +96,7 @@ def test_image_folders_with_a_split(tmp_path):
     folder(tmp_path / "train", ant=3, bee=4, cat=5)
     folder(tmp_path / "test", bee=2, cat=1, ant=1)
     benchmark = opened(tmp_path, name="images", data=".", tasks=2, order=["cat", "ant", "bee"])
-    assert benchmark.kind == "image"
+    assert benchmark.train.kind == "image"
     assert [task.name for task in benchmark.tasks] == ["task-01", "task-02"]
     assert [task.classes for task in benchmark.tasks] == [(2, 0), (1,)]
     assert counts(benchmark) == [(8, 2), (4, 2)]
@@ -169,8 +165,6 @@ def test_clinc150(tmp_path):
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"name": "images", "data": "a.jsonl", "tasks": 1}, "is of images"),
-        ({"name": "texts", "data": "pictures", "tasks": 1}, "is of texts"),
         ({"name": "cifar100", "data": "a.jsonl", "tasks": 1}, "not a readable archive"),
         ({"name": "images", "data": "none", "tasks": 1}, "none does not exist"),
         ({"name": "texts", "data": "b.csv", "tasks": 1}, "no column of labels"),
@@ -178,7 +172,7 @@ def test_clinc150(tmp_path):
         ({"name": "texts", "data": "a.jsonl", "tasks": 3}, "tasks is 3, but there are only 2 classes"),
     ],
 )
-def test_data_of_another_kind(tmp_path, section, says):
+def test_what_is_no_data_set(tmp_path, section, says):
     table(tmp_path / "a.jsonl", "ab")
     written(tmp_path / "b.csv", "text\nhello\n")
     written(tmp_path / "c.csv", "phrase,topic\nhello,greeting\n")

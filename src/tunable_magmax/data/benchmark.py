@@ -13,7 +13,7 @@ from typing import Any
 
 from tunable_magmax.data.arrays import held_out, shuffled
 from tunable_magmax.data.data_sets import DataSet, FileOrder, Item, OrderSection, SeedOrder
-from tunable_magmax.data.samples import Kind, Samples, places_of
+from tunable_magmax.data.samples import Samples, places_of
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 
@@ -40,7 +40,6 @@ class Benchmark:
     """
 
     name: str
-    kind: Kind
     classes: tuple[str, ...]
     train: Samples
     test: Samples
@@ -62,7 +61,7 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     ({'task-01': ['a', 'b', 'c'], 'task-02': ['d', 'e']}, [12, 8], 5)
     """
     split = data_set.open()
-    train, test = split.train, _with_classes_of(split.train, split.test, data_set)
+    train, test = split.train, _with_classes_of(split.train, split.test)
     if isinstance(data_set.tasks, Mapping):
         listed = tuple(item for items in data_set.tasks.values() for item in items)
         indices = iter(order_indices(listed, train.classes, data_set.name))
@@ -82,18 +81,12 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
         "test": {task.name: len(task.test) for task in tasks},
         "digest": hashlib.sha256(content.encode()).hexdigest(),
     }
-    return Benchmark(data_set.name, train.kind, train.classes, train, test, tasks, facts)
+    return Benchmark(data_set.name, train.classes, train, test, tasks, facts)
 
 
-def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Samples:
+def _with_classes_of(train: Samples, test: Samples) -> Samples:
     """Returns the test samples with the training samples' classes, in their order."""
-    for samples in (train, test):
-        samples.require_labels()
-        if samples.kind != data_set.kind:
-            raise InputError(
-                f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
-                "choose another name or other data"
-            )
+    train.require_labels()
     complaint = f"{test.origin}: correct labels that are outside the classes of {train.origin}, or add training samples"
     return replace(test, classes=train.classes, labels=tuple(places_of(test.label_names(), train.classes, complaint)))
 
@@ -140,7 +133,7 @@ def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -
         return shuffled(len(names), order.seed)
     if isinstance(order, str):
         return list(range(len(names)))
-    items, origin = (_from_file(order, benchmark), order.file) if isinstance(order, FileOrder) else (order, "order")
+    items, origin = (_from_file(order, benchmark), order.file) if isinstance(order, FileOrder) else (order, benchmark)
     named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else item for item in items]
     indices = places_of(named, names, f"{origin}: of {len(names)} classes, which count from 0, none is")
     times = Counter(indices)

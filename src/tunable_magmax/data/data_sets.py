@@ -1,6 +1,6 @@
 """The data sets that run.yaml can name. Each is a dataclass: the keys of its section, and how it is opened.
 
-A new one is a subclass of `DataSet` with `kind` and `open`, and a line in `DATA_SETS`.
+A new one is a subclass of `DataSet` with `open`, and a line in `DATA_SETS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, g
 from tunable_magmax.data.arrays import SPLIT_STREAM, held_out
 from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
-from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
+from tunable_magmax.data.samples import WORDNET_ID, Samples
 from tunable_magmax.data.source import TEST_NAMES, TRAIN, find_splits, open_samples
 from tunable_magmax.errors import closest
 
@@ -70,13 +70,9 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet(ABC):
-    """What to learn, in which order.
-
-    `kind`: what the inputs are.
-    """
+    """What to learn, in which order."""
 
     __pydantic_config__ = STRICT
-    kind: ClassVar[Kind]
     name: Text
     tasks: Tasks
     order: OrderSection = "natural"
@@ -100,10 +96,11 @@ class DataSet(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FileDataSet(DataSet):
-    """A file or folder `data`; where it has no splits train and test, `test_share` of it is drawn for testing."""
+    """Whatever `open_samples` opens; where it has no splits train and test, `test_share` is drawn for testing."""
 
     data: Text
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    text_column: Text | None = None
     label_column: Text | None = None
 
     def rooted(self, root: Path) -> Self:
@@ -111,7 +108,7 @@ class FileDataSet(DataSet):
 
     def read(self, split: str | None) -> Samples:
         """Opens the samples of one split, or all."""
-        return open_samples(self.data, split, None, self.label_column)
+        return open_samples(self.data, split, self.text_column, self.label_column)
 
     def open(self) -> Split:
         splits = find_splits(Path(self.data))
@@ -125,14 +122,7 @@ class FileDataSet(DataSet):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(FileDataSet):
-    """A folder of class folders, or parquet with images."""
-
-    kind = "image"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cifar100(Images):
+class Cifar100(FileDataSet):
     """CIFAR-100 as parquet files or as the official python archive; labels are the fine ones."""
 
     def open(self) -> Split:
@@ -141,7 +131,7 @@ class Cifar100(Images):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageNetR(Images):
+class ImageNetR(FileDataSet):
     """ImageNet-R: a folder for each class, named after it, or by its WordNet id if README.txt is beside the folders."""
 
     def read(self, split: str | None) -> Samples:
@@ -162,21 +152,9 @@ def wordnet_names(content: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts(FileDataSet):
-    """A table of texts, a folder with train and test tables, parquet, or JSON as CLINC150's."""
-
-    kind = "text"
-    text_column: Text | None = None
-
-    def read(self, split: str | None) -> Samples:
-        return open_samples(self.data, split, self.text_column, self.label_column)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Glyphs(DataSet):
     """Characters drawn on the spot: so many classes, and so many pictures of each for training and testing."""
 
-    kind = "image"
     classes: PositiveInt = 40
     train: PositiveInt = 100
     test: PositiveInt = 50
@@ -190,9 +168,9 @@ class Glyphs(DataSet):
 DATA_SETS: dict[str, type[DataSet]] = {
     "cifar100": Cifar100,
     "imagenet-r": ImageNetR,
-    "clinc150": Texts,
-    "images": Images,
-    "texts": Texts,
+    "clinc150": FileDataSet,
+    "images": FileDataSet,
+    "texts": FileDataSet,
     "glyphs": Glyphs,
 }
 

@@ -128,8 +128,9 @@ def _base_and_head(
             encoder = load_encoder(model, device)
             trained = image_tower(encoder) if run.head is not None else encoder
             # What does not fit is told before anything is written.
-            if (trained.tokenizer if benchmark.kind == "text" else trained.image_processor) is None:
-                raise InputError(f"{benchmark.name} holds {benchmark.kind}s, which {model} does not learn to encode")
+            kind = benchmark.train.kind
+            if (trained.tokenizer if kind == "text" else trained.image_processor) is None:
+                raise InputError(f"{benchmark.name} holds {kind}s, which {model} does not learn to encode")
             if run.head is None:
                 _new_classifier(trained, ["any"], 0)
             else:

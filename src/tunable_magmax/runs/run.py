@@ -360,16 +360,16 @@ def _named_from(run: Path, path: Path) -> str:
     return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
 
 
-def file_name(task: str) -> str:
-    """Returns what a file of a task is called, less its ending: different for any two tasks, and safe in any folder.
+def file_name(name: str) -> str:
+    """Returns what a task's or a class's file is called, less its ending: different for any two, safe in any folder.
 
     >>> file_name("birds"), file_name("../x")
-    ('birds', '_._x-d6b96a97')
+    ('birds', '___x-d6b96a97')
     """
-    name = re.sub(r"^\.|[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
-    if name == task:
+    plain = re.sub("[^A-Za-z0-9 _-]", "_", name)[:LONGEST_NAME].strip()
+    if name and plain == name:
         return name
-    return f"{name}-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it
+    return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it
 
 
 def is_run(path: Path) -> bool:

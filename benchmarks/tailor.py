@@ -61,7 +61,7 @@ def write_run(folder: Path, tasks: int, keep: int) -> None:
     run = Run.open(folder)
     run.register_head(folder / "classifier-head.safetensors")
     for t, name in enumerate(names):
-        write_profile(run.profile_path(name), name, t, classes, encoder)
+        write_profile(run.path / run.profile_name(name), name, t, classes, encoder)
         run.register(name, profile=run.profile_name(name), kept=keep_pictures(run, t, classes, keep))
 
 

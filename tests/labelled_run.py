@@ -96,6 +96,8 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
     for task, classes in TASKS.items() if profiled else ():
         samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
         encoder = load_encoder(path / task, "cpu", assets=path / "base")
-        make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(trained.profile_path(task))
+        make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(
+            trained.path / trained.profile_name(task)
+        )
         trained.register(task, profile=trained.profile_name(task))
     return run

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.data.arrays import held_out, limited, shuffled
-from tunable_magmax.data.benchmark import equal_parts, named_groups, order_indices
+from tunable_magmax.data.benchmark import equal_parts, order_indices
 from tunable_magmax.data.data_sets import read_section
 from tunable_magmax.errors import InputError
 
@@ -51,8 +51,8 @@ def test_orders_by_name_and_index():
     [
         (["ant", "beee", "cat", "dog_fish"], r"'beee' \(did you mean 'bee'\?\)"),
         ([0, 1, 2, 7], "7"),
-        (["ant", "ant", "cat", "dog_fish"], "'ant' named twice"),
-        (["ant", "cat"], "'bee', 'dog_fish' missing"),
+        (["ant", "ant", "bee", "cat", "dog_fish"], "missing or named twice: 'ant'$"),
+        (["ant", "cat"], "missing or named twice: 'bee', 'dog_fish'"),
     ],
 )
 def test_what_is_no_order(items, says):
@@ -65,7 +65,6 @@ def test_files_of_orders(tmp_path):
         "about": "text",
         "images": {"A": [3, 2, 1, 0], "B": ["bee", "ant", "cat", "dog_fish"]},
         "imagenet_r": {"A": [1, 0]},
-        "imagenet_r_classes": ["bee", "ant"],
     }
     (tmp_path / "orders.json").write_text(json.dumps(content))
     (tmp_path / "text.json").write_text("A: 1, 2")
@@ -74,8 +73,7 @@ def test_files_of_orders(tmp_path):
         return order_indices(order({"file": file, "name": name}, tmp_path), classes, benchmark)
 
     assert read("images", name="B") == [1, 0, 2, 3]
-    # The indices count in the file's own list, whatever else the data's list is.
-    assert read("imagenet-r", ("ant", "bee")) == [0, 1]
+    assert read("imagenet-r", ("ant", "bee")) == [1, 0]
     for says, benchmark, value in [
         ("'D' of images, but images has A, B", "images", {"name": "D"}),
         ("'A' of texts", "texts", {}),
@@ -85,13 +83,6 @@ def test_files_of_orders(tmp_path):
     ]:
         with pytest.raises(InputError, match=says):
             read(benchmark, **value)
-
-
-def test_groups():
-    assert named_groups({"sea": ["dog_fish"], "land": [2, "ant"]}, ANIMALS) == {"sea": (3,), "land": (2, 0)}
-    for groups, says in (({"land": ["anti"]}, "'anti'"), ({"land": ["bee"], "air": ["bee"]}, "'bee' named twice")):
-        with pytest.raises(InputError, match=says):
-            named_groups(groups, ANIMALS)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=80), st.floats(0.01, 0.99), st.integers(0, 9))

@@ -14,7 +14,7 @@ def benchmark(tasks: int, test: int) -> Benchmark:
     labels = tuple(t for t in range(tasks) for _ in range(test))
     samples = Samples("nowhere", "text", len(labels), lambda positions: iter(()), names, labels)
     parts = tuple(Task(f"task {t}", (t,), (), tuple(range(t * test, (t + 1) * test))) for t in range(tasks))
-    return Benchmark("made up", "text", names, samples, samples, parts, {}, None)
+    return Benchmark("made up", names, samples, samples, parts, {})
 
 
 def test_the_papers_environments():

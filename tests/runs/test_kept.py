@@ -101,7 +101,7 @@ def test_hostile_names_of_tasks_and_classes(tmp_path):
         assert sorted(samples.labels) == sorted(list(range(14)) * 2)
     assert {item.name for item in tmp_path.iterdir()} == {"run"}
     assert {item.name for item in run.path.iterdir()} == {"run.json", "kept"}
-    folded = [str(path.relative_to(run.path)).lower() for path in run.path.rglob("*")]
+    folded = [str(path.relative_to(run.path)).lower() for path in run.path.rglob("*") if path.is_file()]
     assert len(set(folded)) == len(folded)
     assert max(len(part.encode()) for path in folded for part in Path(path).parts) < 200
 
@@ -173,8 +173,7 @@ def test_no_more_samples_than_stated(tmp_path, monkeypatch):
     entry = keep_samples(run, 0, pictures(40), per_class=10, source="training")
     assert np.bincount(open_kept(run, 0).labels).tolist() == [2, 2] == [entry.per_class] * 2
     monkeypatch.setattr(kept, "TASK_BYTES", 100)
-    with pytest.warns(UserWarning, match="nothing is kept"):
-        assert keep_samples(run, 0, pictures(40), source="training") is None
+    assert keep_samples(run, 0, pictures(40), source="training").per_class == 1
 
 
 def refused(run: Run, task: int = 0) -> str:

@@ -55,8 +55,6 @@ def test_rows_are_a_seeded_draw() -> None:
     assert rows == sorted(rows) == choose_rows(2000, 500)
     assert rows != choose_rows(2000, 500, seed=1)
     assert choose_rows(2, 5) == choose_rows(2, None) == [0, 1]
-    with pytest.raises(InputError, match="there are 0 samples, of which 500 are to be used: both must be at least 1"):
-        choose_rows(0, 500)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +69,7 @@ def test_rows_are_a_seeded_draw() -> None:
         ({"samples": 1}, "1 samples"),
         ({"features": np.zeros((0, 3))}, "[0, 3]"),
         ({"features": np.array([[math.nan]])}, "NaN"),
-        ({"features": np.array([[1e300]])}, "features exceed float32"),
         ({"base_features": np.ones((3, 2))}, "3 base_features"),
-        ({"base_features": np.array([[1e300]] * 2)}, "base_features exceed float32"),
         ({"row_labels": [0]}, "1 row_labels"),
         ({"row_labels": np.array(1)}, "1 row_labels"),
         ({"row_labels": [0.0, 1.0]}, "row_labels"),

@@ -1,1 +1,1 @@
-"""Opens data sets, labels and ready features, and divides the classes of a benchmark among tasks."""
+"""Opens data sets, samples and labels, and divides the classes of a benchmark among tasks."""

@@ -51,8 +51,6 @@ def choose_rows(samples: int, most: int | None, seed: int = 0) -> list[int]:
     >>> choose_rows(3, 500), len(choose_rows(10_000, 500))
     ([0, 1, 2], 500)
     """
-    if samples < 1 or (most is not None and most < 1):
-        raise InputError(f"there are {samples} samples, of which {most} are to be used: both must be at least 1")
     if most is None or samples <= most:
         return list(range(samples))
     drawn: list[int] = np.sort(np.random.default_rng(seed).permutation(samples)[:most]).tolist()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunable_magmax.data.arrays import held_out, shuffled
 from tunable_magmax.data.data_sets import DataSet, FileOrder, Item, OrderSection, SeedOrder
-from tunable_magmax.data.samples import Kind, Samples, places_of
+from tunable_magmax.data.samples import Samples, places_of
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import read_json
 
@@ -36,17 +36,15 @@ class Task:
 class Benchmark:
     """Samples and the tasks they belong to. `facts` says for JSON what is in which task.
 
-    `classes` are the labels' own names; `prompts`: the templates that suit them, or the name of a set of templates.
+    `classes` are the labels' own names.
     """
 
     name: str
-    kind: Kind
     classes: tuple[str, ...]
     train: Samples
     test: Samples
     tasks: tuple[Task, ...]
     facts: dict[str, Any]
-    prompts: str | tuple[str, ...] | None
 
 
 def open_benchmark(data_set: DataSet) -> Benchmark:
@@ -63,12 +61,11 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
     ({'task-01': ['a', 'b', 'c'], 'task-02': ['d', 'e']}, [12, 8], 5)
     """
     split = data_set.open()
-    train, test = split.train, _with_classes_of(split.train, split.test, data_set)
+    train, test = split.train, _with_classes_of(split.train, split.test)
     if isinstance(data_set.tasks, Mapping):
-        named = named_groups(data_set.tasks, train.classes)
-        place = {index: k for k, index in enumerate(sorted(index for group in named.values() for index in group))}
-        train, test = (_restricted(samples, place) for samples in (train, test))
-        groups = {name: tuple(place[index] for index in group) for name, group in named.items()}
+        listed = tuple(item for items in data_set.tasks.values() for item in items)
+        indices = iter(order_indices(listed, train.classes, data_set.name))
+        groups = {name: tuple(next(indices) for _ in items) for name, items in data_set.tasks.items()}
     else:
         width = max(2, len(str(data_set.tasks)))
         divided = equal_parts(order_indices(data_set.order, train.classes, data_set.name), data_set.tasks)
@@ -84,27 +81,14 @@ def open_benchmark(data_set: DataSet) -> Benchmark:
         "test": {task.name: len(task.test) for task in tasks},
         "digest": hashlib.sha256(content.encode()).hexdigest(),
     }
-    return Benchmark(data_set.name, train.kind, train.classes, train, test, tasks, facts, data_set.prompts)
+    return Benchmark(data_set.name, train.classes, train, test, tasks, facts)
 
 
-def _with_classes_of(train: Samples, test: Samples, data_set: DataSet) -> Samples:
+def _with_classes_of(train: Samples, test: Samples) -> Samples:
     """Returns the test samples with the training samples' classes, in their order."""
-    for samples in (train, test):
-        samples.require_labels()
-        if samples.kind != data_set.kind:
-            raise InputError(
-                f"{samples.origin} holds {samples.kind}s, but the benchmark {data_set.name} is of {data_set.kind}s; "
-                "choose another name or other data"
-            )
+    train.require_labels()
     complaint = f"{test.origin}: correct labels that are outside the classes of {train.origin}, or add training samples"
     return replace(test, classes=train.classes, labels=tuple(places_of(test.label_names(), train.classes, complaint)))
-
-
-def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
-    """Keeps only samples of the classes in `place`, which maps them to their new indices."""
-    kept = samples.subset([position for position, label in enumerate(samples.require_labels()) if label in place])
-    names = tuple(samples.classes[index] for index in place)
-    return replace(kept, classes=names, labels=tuple(place[label] for label in kept.require_labels()))
 
 
 def _task(name: str, classes: tuple[int, ...], train: Samples, test: Samples, data_set: DataSet) -> Task:
@@ -120,12 +104,10 @@ def _task(name: str, classes: tuple[int, ...], train: Samples, test: Samples, da
 
 def _require_samples(train: Samples, test: Samples, tasks: Sequence[Task]) -> None:
     """Refuses classes without training samples and tasks without test samples."""
-    learned = {index for task in tasks for index in task.classes}
-    empty = some_of(repr(train.classes[index]) for index in sorted(learned - {*train.require_labels()}))
-    if empty:
+    if empty := sorted({*train.classes} - {*train.present_classes()}):
         raise InputError(
-            f"{train.origin}: no training sample of {empty}; add samples, remove the class from the data, or name the "
-            "classes to learn as groups under tasks"
+            f"{train.origin}: no training sample of {some_of(empty, show=repr)}; add samples, or remove the class from "
+            "the data"
         )
     untested = [task.name for task in tasks if not task.test]
     if untested:
@@ -151,23 +133,14 @@ def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -
         return shuffled(len(names), order.seed)
     if isinstance(order, str):
         return list(range(len(names)))
-    items, origin = (_from_file(order, benchmark), order.file) if isinstance(order, FileOrder) else (order, "order")
-    indices = class_indices(items, names, origin)
-    missing = [name for k, name in enumerate(names) if k not in set(indices)]
-    if missing:
-        raise InputError(
-            f"{origin}: {some_of(missing, show=repr)} missing in the order of the {len(names)} classes; name each once"
-        )
-    return indices
-
-
-def class_indices(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
-    """Returns class names or indices as indices; each must be known, and may be named once."""
+    items, origin = (_from_file(order, benchmark), order.file) if isinstance(order, FileOrder) else (order, benchmark)
     named = [names[item] if isinstance(item, int) and 0 <= item < len(names) else item for item in items]
     indices = places_of(named, names, f"{origin}: of {len(names)} classes, which count from 0, none is")
-    twice = [names[index] for index, count in Counter(indices).items() if count > 1]
-    if twice:
-        raise InputError(f"{origin}: {some_of(twice, show=repr)} named twice")
+    times = Counter(indices)
+    if wrong := [name for k, name in enumerate(names) if times[k] != 1]:
+        raise InputError(
+            f"{origin}: name each of the {len(names)} classes once; missing or named twice: {some_of(wrong, show=repr)}"
+        )
     return indices
 
 
@@ -187,24 +160,13 @@ def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
     return [tuple(order[start:end]) for start, end in pairwise(cuts)]
 
 
-def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Returns groups of class names as groups of indices. Classes must be known, and in one group at most."""
-    indices = iter(class_indices([item for items in groups.values() for item in items], names, "tasks"))
-    return {group: tuple(next(indices) for _ in items) for group, items in groups.items()}
-
-
 def _from_file(order: FileOrder, benchmark: str) -> list[Item]:
-    """Reads the items of an order in a JSON file {benchmark: {name: list}}.
-
-    "BENCHMARK_classes" may list the names that indices count in.
-    """
+    """Reads the items of an order in a JSON file {benchmark: {name: list}}."""
     content = read_json(Path(order.file))
     key = benchmark if benchmark in content else benchmark.replace("-", "_")
-    orders, classes = content.get(key), content.get(f"{key}_classes")
+    orders = content.get(key)
     items = orders.get(order.name) if isinstance(orders, dict) else None
     if not isinstance(items, list) or not all(type(item) in (str, int) for item in items):
         known = f"{key} has {some_of(orders)}" if isinstance(orders, dict) else f"it has {some_of(content)}"
         raise InputError(f"{order.file}: no order {order.name!r} of {benchmark}, but {known}; it must be {FILE}")
-    if isinstance(classes, list):
-        items = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in items]
-    return list(items)
+    return items

@@ -14,13 +14,10 @@ import numpy as np
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import memory_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import show_size
 
 ARCHIVE = "cifar-100-python.tar.gz"
 FILES = ("train", "test", "meta")
 SHAPE = (3, 32, 32)
-LARGEST_FILE = 1 << 30
-"""Bytes; the largest of CIFAR-100 has 155 MB. A small archive may unpack to anything."""
 ARRAYS = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"}
 """The names by which versions of NumPy pickle arrays."""
 
@@ -39,8 +36,6 @@ def open_archive(path: Path) -> tuple[Samples, Samples]:
             for member in packed:
                 name = Path(member.name).name
                 if name in FILES and (file := packed.extractfile(member)) is not None:
-                    if member.size > LARGEST_FILE:
-                        raise ValueError(f"{name} has {show_size(member.size)}, more than any file of CIFAR-100")
                     found[name] = _unpickled(name, file.read())
         classes = tuple(map(str, found["meta"]["fine_label_names"]))
         train, test = (_samples(f"{path}/{name}", found[name], classes) for name in ("train", "test"))
@@ -51,30 +46,30 @@ def open_archive(path: Path) -> tuple[Samples, Samples]:
         ) from None
 
 
+class _Recorded:
+    """What stands for an array of a pickle: it only records the state that it is given."""
+
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+
 def _unpickled(name: str, content: bytes) -> dict[str, Any]:
     """Reads the dict that a file of the archive holds, with the raw bytes of each array.
 
-    NumPy's names stand for a class that only records what it is given. A pickle that names anything else is refused, so
-    that it can neither call nor change any code.
+    NumPy's names stand for a function, each time a new one, so that a pickle that changes it changes nothing else. One
+    that names anything else is refused, so that it can neither call nor change any code.
     """
-
-    class Recorded:  # made anew for each file, so that a pickle that changes it changes nothing else
-        state: tuple[Any, ...] = ()
-
-        def __init__(self, *args: Any) -> None:
-            pass
-
-        def __setstate__(self, state: tuple[Any, ...]) -> None:
-            self.state = state
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, own: str) -> Any:
             if f"{module}.{own}" in ARRAYS:
-                return Recorded
+                return lambda *_: _Recorded()
             raise ValueError(f"{name} is refused, a pickle of more than lists and NumPy arrays ({module}.{own})")
 
     def raw(value: Any) -> Any:
-        if not isinstance(value, Recorded):
+        if not isinstance(value, _Recorded):
             return value
         *_, by_columns, data = value.state
         if by_columns or type(data) not in (bytes, str):

@@ -1,18 +1,17 @@
 """The data sets that run.yaml can name. Each is a dataclass: the keys of its section, and how it is opened.
 
-A new one is a subclass of `DataSet` with `kind` and `open`, and a line in `DATA_SETS`.
+A new one is a subclass of `DataSet` with `open`, and a line in `DATA_SETS`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from importlib import import_module
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -20,9 +19,9 @@ from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, g
 from tunable_magmax.data.arrays import SPLIT_STREAM, held_out
 from tunable_magmax.data.cifar100 import find_archive, open_archive
 from tunable_magmax.data.images import class_folders, image_samples
-from tunable_magmax.data.samples import WORDNET_ID, Kind, Samples
+from tunable_magmax.data.samples import WORDNET_ID, Samples
 from tunable_magmax.data.source import TEST_NAMES, TRAIN, find_splits, open_samples
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import closest
 
 Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
 
@@ -56,9 +55,8 @@ OrderSection: TypeAlias = Annotated[
 Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
 Tasks = Annotated[
     PositiveInt | Annotated[Groups, Field(min_length=1)],
-    Field(description="a number of tasks, or a mapping of group names to lists of class names or indices"),
+    Field(description="a number of tasks, or a mapping of their names to lists of class names or indices"),
 ]
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +70,9 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet(ABC):
-    """What to learn, in which order.
-
-    `kind`: what the inputs are. `prompts`: the name of the templates that suit the class names (`models/head.py`),
-    or templates.
-    """
+    """What to learn, in which order."""
 
     __pydantic_config__ = STRICT
-    kind: ClassVar[Kind]
-    prompts: ClassVar[str | tuple[str, ...] | None] = None
     name: Text
     tasks: Tasks
     order: OrderSection = "natural"
@@ -89,7 +81,7 @@ class DataSet(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.tasks, Mapping) and self.order != "natural":
-            raise ValueError("tasks are named groups, which come as they are listed: leave order out")
+            raise ValueError("tasks are named, and their classes come as they are listed: leave order out")
 
     @abstractmethod
     def open(self) -> Split:
@@ -101,34 +93,25 @@ class DataSet(ABC):
             return self
         return replace(self, order=replace(self.order, file=str(root / Path(self.order.file).expanduser())))
 
-    def record(self) -> dict[str, Any]:
-        """Returns all keys in effect, as JSON can hold them; `read_section` takes them back."""
-        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return record
-
 
 @dataclass(frozen=True, kw_only=True)
 class FileDataSet(DataSet):
-    """A file or folder `data`; where it has no splits train and test, `test_share` of it is drawn for testing."""
+    """Whatever `open_samples` opens; where it has no splits train and test, `test_share` is drawn for testing."""
 
     data: Text
-    test_share: Share = 0.2
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    text_column: Text | None = None
     label_column: Text | None = None
 
     def rooted(self, root: Path) -> Self:
         return replace(super().rooted(root), data=str(root / Path(self.data).expanduser()))
 
-    @property
-    def path(self) -> Path:
-        """Where the data lie."""
-        return Path(self.data)
-
     def read(self, split: str | None) -> Samples:
         """Opens the samples of one split, or all."""
-        return open_samples(self.path, split, None, self.label_column)
+        return open_samples(self.data, split, self.text_column, self.label_column)
 
     def open(self) -> Split:
-        splits = find_splits(self.path)
+        splits = find_splits(Path(self.data))
         found = next((name for name in TEST_NAMES if TRAIN in splits and name in splits), None)
         if found is not None:
             return Split(self.read(TRAIN), self.read(found))
@@ -139,45 +122,23 @@ class FileDataSet(DataSet):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(FileDataSet):
-    """A folder of class folders, or parquet with images."""
-
-    kind = "image"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cifar100(Images):
+class Cifar100(FileDataSet):
     """CIFAR-100 as parquet files or as the official python archive; labels are the fine ones."""
 
-    prompts = "cifar100"
-
     def open(self) -> Split:
-        archive = find_archive(self.path)
+        archive = find_archive(Path(self.data))
         return super().open() if archive is None else Split(*open_archive(archive))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageNetR(Images):
-    """ImageNet-R: a folder for each class, named after it or by its WordNet id."""
-
-    prompts = "imagenet-r"
+class ImageNetR(FileDataSet):
+    """ImageNet-R: a folder for each class, named after it, or by its WordNet id if README.txt is beside the folders."""
 
     def read(self, split: str | None) -> Samples:
         """Reads class folders, by class name and then by file name: both ways to name folders give one order."""
-        place = self.path if split is None else self.path / split
-        folders, readme = class_folders(place), self.path / "README.txt"
-        if any(WORDNET_ID.fullmatch(name) for name, _ in folders):
-            names = wordnet_names(readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "")
-            lacking = [name for name, _ in folders if name not in names]
-            if lacking:
-                raise InputError(
-                    f"{place}: no class name for the folder {some_of(lacking)}: keep the archive's README.txt, which "
-                    "names every WordNet id, beside the folders"
-                )
-            folders = sorted((names[name], images) for name, images in folders)
-        if not any(images for _, images in folders):
-            raise InputError(f"{place}: no images in class folders; expected CLASS/*.jpg, CLASS a name or a WordNet id")
-        return image_samples(place, folders)
+        readme, place = Path(self.data, "README.txt"), Path(self.data, split or "")
+        names = wordnet_names(readme.read_text(encoding="utf-8", errors="replace")) if readme.is_file() else {}
+        return image_samples(place, sorted((names.get(name, name), images) for name, images in class_folders(place)))
 
 
 def wordnet_names(content: str) -> dict[str, str]:
@@ -191,49 +152,25 @@ def wordnet_names(content: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts(FileDataSet):
-    """A table of texts, a folder with train and test tables, parquet, or JSON as CLINC150's."""
-
-    kind = "text"
-    text_column: Text | None = None
-
-    def read(self, split: str | None) -> Samples:
-        return open_samples(self.path, split, self.text_column, self.label_column)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clinc150(Texts):
-    """CLINC150: data_full.json, or the folder that holds it."""
-
-    prompts = "clinc150"
-
-    @property
-    def path(self) -> Path:
-        inside = super().path / "data_full.json"
-        return inside if inside.exists() else super().path
-
-
-@dataclass(frozen=True, kw_only=True)
 class Glyphs(DataSet):
     """Characters drawn on the spot: so many classes, and so many pictures of each for training and testing."""
 
-    kind = "image"
     classes: PositiveInt = 40
     train: PositiveInt = 100
     test: PositiveInt = 50
     seed: Seed = 0
 
     def open(self) -> Split:
-        opened = imported("tunable_magmax.experiments.glyphs:glyph_samples")
+        opened = resolve_name("tunable_magmax.experiments.glyphs:glyph_samples")
         return Split(*opened(classes=self.classes, train=self.train, test=self.test, seed=self.seed))
 
 
 DATA_SETS: dict[str, type[DataSet]] = {
     "cifar100": Cifar100,
     "imagenet-r": ImageNetR,
-    "clinc150": Clinc150,
-    "images": Images,
-    "texts": Texts,
+    "clinc150": FileDataSet,
+    "images": FileDataSet,
+    "texts": FileDataSet,
     "glyphs": Glyphs,
 }
 
@@ -242,7 +179,7 @@ def read_section(section: Any, root: Path) -> DataSet:
     """Reads the section as run.yaml holds it. Relative paths count from `root`; all problems are in one error.
 
     >>> data_set = read_section({"name": "cifar100", "data": "cifar", "tasks": 20}, Path("/data"))
-    >>> data_set.record()["data"], data_set.record()["order"]
+    >>> data_set.data, data_set.order
     ('/data/cifar', 'natural')
     """
     problems: list[str] = []
@@ -262,14 +199,3 @@ def gather_section(section: Any, root: Path, problems: list[str], inside: str = 
         return None
     data_set = gather(DATA_SETS[name], section, problems, inside)
     return None if data_set is None else data_set.rooted(root)
-
-
-def imported(reference: str) -> Callable[..., Any]:
-    """Returns the function called "module:name".
-
-    >>> imported("math:sqrt")(4)
-    2.0
-    """
-    module, _, name = reference.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function

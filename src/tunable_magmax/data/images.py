@@ -33,15 +33,11 @@ IMAGES_AHEAD = 4  # images in work or ready for each thread
 def open_image_folder(path: Path) -> Samples:
     """Opens the images of a folder, in sorted order. Class folders give labels; images outside of them have none."""
     loose, folders = _images(path.iterdir()), class_folders(path)
-    labelled = any(images for _, images in folders)
-    if loose and labelled:
+    if loose and any(images for _, images in folders):
         raise InputError(
             f"{path} holds {len(loose)} loose images as well as folders of images: put every image into the folder of "
             "its class, or all into one folder"
         )
-    if not loose and not labelled:
-        known = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise InputError(f"{path} holds no images ({known}), neither loose nor in folders; of texts, give a table")
     return open_image_files(loose, str(path), path) if loose else image_samples(path, folders)
 
 
@@ -74,7 +70,11 @@ def class_folders(path: Path) -> list[tuple[str, list[Path]]]:
 
 def image_samples(root: Path, folders: Sequence[tuple[str, Sequence[Path]]]) -> Samples:
     """Makes samples of image files below `root`: class names in sorted order, each with its images."""
-    samples = open_image_files([image for _, images in folders for image in images], str(root), root)
+    files = [image for _, images in folders for image in images]
+    if not files:
+        known = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise InputError(f"{root} holds no images ({known}), neither loose nor in folders; of texts, give a table")
+    samples = open_image_files(files, str(root), root)
     labels = tuple(k for k, (_, images) in enumerate(folders) for _ in images)
     return replace(samples, classes=tuple(name for name, _ in folders), labels=labels)
 

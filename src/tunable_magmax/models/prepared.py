@@ -295,7 +295,7 @@ def profile_task(
 
     `options`: of `make_profile`. Returns what is to be entered into the run.
     """
-    make_profile(task, samples, encoder, base=base, seed=seed, **options).save(run.profile_path(task))
+    make_profile(task, samples, encoder, base=base, seed=seed, **options).save(run.path / run.profile_name(task))
     kept = keep_samples(
         run,
         task,

@@ -11,9 +11,6 @@ import csv
 import hashlib
 import io
 import json
-import re
-import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -40,12 +37,10 @@ KEEP = 20
 MOST_KEPT = 5000
 """Of a task with more classes than this number allows, fewer samples of each are kept: they are in memory at a time."""
 TASK_BYTES = 64 << 20
-"""The most that the kept samples of a task may take; fewer of each class are kept where they would take more."""
+"""Where the kept samples of a task would take more, fewer of each class are kept, but one at least."""
 LARGEST_FILE = 256 << 20
 """Bytes of the largest file of kept samples that is read."""
 INDEX = "labels.csv"
-# Names of folders that no system refuses and no two of which are the same anywhere; others are numbered.
-_PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)$)[A-Za-z0-9][A-Za-z0-9 _-]{0,59}(?<! )", re.IGNORECASE)
 
 
 def keep_samples(
@@ -80,23 +75,16 @@ def keep_samples(
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
     per_class = min(per_class, max(1, MOST_KEPT // len(names)))
     chosen = _chosen(samples, per_class, size, seed)
-    while sum(len(content) for _, content in chosen) > TASK_BYTES:
+    while per_class > 1 and sum(len(content) for _, content in chosen) > TASK_BYTES:
         per_class -= 1
         chosen = [each for _, own in groupby(chosen, itemgetter(0)) for each in islice(own, per_class)]
-    if not chosen:
-        warnings.warn(
-            f"{samples.origin}: nothing is kept of {task}: one sample of each class takes more than 64 MiB",
-            stacklevel=3,
-        )
-        return None
     files: dict[str, bytes] = {}
     if samples.kind == "text":
         index = _table([("text", "label"), *((content.decode(), name) for name, content in chosen)])
     else:
-        folders, counts, rows = dict(zip(names, _folders(names), strict=True)), Counter[str](), []
-        for name, content in chosen:
-            counts[name] += 1
-            file = f"{folders[name]}/{counts[name]}.png"
+        rows = []
+        for number, (name, content) in enumerate(chosen, 1):
+            file = f"{file_name(name)}/{number}.png"
             files[file] = content
             rows.append((file, name, hashlib.sha256(content).hexdigest()))
         index = files[INDEX] = _table([("file", "label", "sha256"), *rows])
@@ -167,17 +155,6 @@ def _put(place: Path, index: bytes, files: Mapping[str, bytes]) -> None:
             (folder / name).write_bytes(content)
 
     write_folder(place, fill)
-
-
-def _folders(names: Sequence[str]) -> list[str]:
-    """Returns a folder's name for each class: the class's own if all of them are plain and differ, else numbered ones.
-
-    >>> _folders(["cat", "dog"]), _folders(["a/b", "A B"])
-    (['cat', 'dog'], ['0-a_b', '1-A B'])
-    """
-    if all(map(_PLAIN.fullmatch, names)) and len({name.lower() for name in names}) == len(names):
-        return list(names)
-    return [f"{k}-{re.sub('[^A-Za-z0-9 _-]', '_', name)[:40]}".rstrip() for k, name in enumerate(names)]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> bytes:

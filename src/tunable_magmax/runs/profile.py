@@ -64,8 +64,8 @@ class Profile(ProfileFacts):
             raise InputError(f"{where}: {len(counts)} counts for the classes {some_of(classes)}, which must differ")
         if any(type(count) is not int or count < 0 for count in counts) or not any(counts):
             raise InputError(f"{where}: label_counts must be whole numbers >= 0, not all 0: found {some_of(counts)}")
-        features = _embeddings(self.features, f"{where}: features")
-        embedded = _embeddings(self.base_features, f"{where}: base_features")
+        features = feature_matrix(self.features, f"{where}: features")
+        embedded = feature_matrix(self.base_features, f"{where}: base_features")
         labels = as_numpy(self.row_labels, f"{where}: row_labels")
         if labels.shape != (len(features),) or not len(embedded) == len(features) <= self.samples:
             raise InputError(
@@ -149,12 +149,3 @@ class Profile(ProfileFacts):
             return cls(**vars(facts), **tensors, label_counts=counts)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
-
-
-def _embeddings(value: Any, where: str) -> NDArray[np.float32]:
-    """Returns embeddings in float32."""
-    with np.errstate(over="ignore"):
-        rows = feature_matrix(value, where).astype(np.float32)
-    if not np.isfinite(rows).all():
-        raise InputError(f"{where} exceed float32; scale the encoder's output")
-    return rows

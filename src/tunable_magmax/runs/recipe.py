@@ -5,6 +5,7 @@ docs/merge.md says what mergekit's keys mean here.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,8 +30,6 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
     """The names of the tasks, if they have any."""
-    notes: tuple[str, ...] = ()
-    """What a user should know of how a configuration was read."""
 
     def named(self) -> Recipe:
         """Returns the same recipe with names: tasks that have none are called after their folders or files.
@@ -135,14 +134,10 @@ _One: TypeAlias = Annotated[
     Annotated[int | float | str, AfterValidator(_number)],
     Field(description="one number: a model has one weight, and include and exclude choose tensors"),
 ]
-_THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask", "rescale"}
+_THEIRS = {"weight", "density", "normalize", "lambda", "int8_mask"}
 """Parameters of mergekit; a file that has one of ours beside them has our defaults."""
-_NO_OPTIONS = {"weight", "normalize", "int8_mask", "rescale", "fitted_head"}
+_NO_OPTIONS = {"weight", "normalize", "int8_mask", "fitted_head"}
 """Parameters that become other options, or none."""
-OWN_CLASSIFIERS = (
-    "the saved merge had a head that was fitted to it, which no configuration holds: this one has the tasks' own "
-    "classifiers; `tmx tailor` fits a head"
-)
 
 
 @dataclass(frozen=True)
@@ -194,14 +189,19 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     problems += _unsupported(content)
     refuse(problems, str(path))
     assert file is not None
+    if file.parameters.get("fitted_head"):
+        warnings.warn(
+            f"{path}: the saved merge had a head that was fitted to it, which no configuration holds: this one has the "
+            "tasks' own classifiers; `tmx tailor` fits a head",
+            stacklevel=2,
+        )
     root, base = path.parent, file.base_model or file.models[0].model
     # All models of a mean are tasks, also its base: it has a weight, and rows in a classifier.
     models = [each for each in file.models if file.merge_method == "linear" or not _same(root, each.model, base)]
     paths = tuple(place_of(each.model, root) for each in models)
     try:
         names = _names([each.name for each in models], paths)
-        notes = (OWN_CLASSIFIERS,) if file.parameters.get("fitted_head") else ()
-        return Recipe(place_of(base, root), paths, _options(file, models), names, notes)
+        return Recipe(place_of(base, root), paths, _options(file, models), names)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -223,8 +223,6 @@ def _unsupported(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"parameters.{key} is {value!r}: must be one number; there is none by layer or filter"
     if "scale" in parameters and "lambda" in parameters:
         yield "parameters has both 'scale' and 'lambda', which are the same"
-    if parameters.get("rescale"):
-        yield "key 'rescale' in parameters is not supported: use scale"
 
 
 def _options(file: RecipeFile, models: Sequence[ModelEntry]) -> dict[str, Any]:

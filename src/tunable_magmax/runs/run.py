@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.config import LENIENT, check, read_yaml
-from tunable_magmax.errors import InputError, bulleted, some_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import is_unfinished, locked, read_json, remove_unfinished, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -243,10 +243,6 @@ class Run:
         """Returns what run.json calls the profile of a task: a file of its own, whatever the task's name."""
         return f"{PROFILES}/{file_name(task)}.safetensors"
 
-    def profile_path(self, task: str) -> Path:
-        """Returns where the run keeps the profile of a task."""
-        return self.path / self.profile_name(task)
-
     def enter(self, task: str, checkpoint: Path, **facts: Any) -> None:
         """Enters a task, or replaces the one of its name. `facts`: other parts of its `TaskEntry`. `save` writes it."""
         entries = {entry.name: entry for entry in self.record.tasks}
@@ -322,12 +318,12 @@ class Run:
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""
-        file, parts = self.path / SETUP, ("digests", "benchmark")
+        file = self.path / SETUP
         if not file.exists():
             write_json(file, setup)
             return
-        before, now = read_json(file), json.loads(json.dumps(setup))
-        _refuse_changes(file, {part: before.get(part, {}) for part in parts}, {part: now[part] for part in parts})
+        now = json.loads(json.dumps(setup))
+        _refuse_changes(file, read_json(file), {part: now[part] for part in ("digests", "benchmark")})
 
 
 def _said(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -364,16 +360,16 @@ def _named_from(run: Path, path: Path) -> str:
     return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
 
 
-def file_name(task: str) -> str:
-    """Returns what a file of a task is called, less its ending: different for any two tasks, and safe in any folder.
+def file_name(name: str) -> str:
+    """Returns what a task's or a class's file is called, less its ending: different for any two, safe in any folder.
 
     >>> file_name("birds"), file_name("../x")
-    ('birds', '_._x-d6b96a97')
+    ('birds', '___x-d6b96a97')
     """
-    name = re.sub(r"^\.|[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
-    if name == task:
+    plain = re.sub("[^A-Za-z0-9 _-]", "_", name)[:LONGEST_NAME].strip()
+    if name and plain == name:
         return name
-    return f"{name}-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it
+    return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it
 
 
 def is_run(path: Path) -> bool:
@@ -389,17 +385,8 @@ def refuse_run_file(path: Path) -> None:
 
 def _refuse_changes(file: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuses to go on with a run whose record in a file differs."""
-    if changed := list(_differences(before, now)):
+    if changed := [key for key in now if before.get(key) != now[key]]:
         raise InputError(
-            f"{file}: the run was begun with another configuration or other data; choose another directory with -o, or "
-            f"undo this:\n{bulleted(changed)}"
+            f"{file}: the run was begun with other values of {some_of(changed)}: choose another directory with -o, or "
+            "undo the change"
         )
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in dict.fromkeys([*before, *now]):
-        one, other = before.get(key), now.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{prefix}{key}.")
-        elif one != other:
-            yield f"{prefix}{key}: {one} there, {other} now"

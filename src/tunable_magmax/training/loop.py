@@ -116,9 +116,7 @@ def _training(module: nn.Module, batch: int) -> Iterator[None]:
     module.train()
     try:
         yield
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
-            raise
+    except torch.OutOfMemoryError as error:
         raise InputError(
             f"out of memory with train.batch {batch}: set it lower, such as --set train.batch={max(1, batch // 2)}, "
             "and choose another directory with -o, since a run has one configuration"

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch.nn.functional import normalize
 
 from tunable_magmax.data.arrays import limited, unit_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
-from tunable_magmax.data.data_sets import imported
 from tunable_magmax.errors import InputError, required
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
@@ -28,6 +28,8 @@ from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Learner, TaskResult, train_task
 from tunable_magmax.version import __version__
 
+TEMPLATES = ("cifar100", "imagenet-r", "clinc150")
+"""Data sets whose class names have a set of templates of their own (`models/head.py`)."""
 MEAN_SAMPLES = 200
 """Samples of each class for class means; more would hardly move them."""
 
@@ -121,13 +123,14 @@ def _base_and_head(
         with tempfile.TemporaryDirectory() as scratch:
             model: str | Path = config.model
             if model == GLYPHS:
-                glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
+                glyph_base = resolve_name("tunable_magmax.experiments.glyph_encoder:glyph_base")
                 model = glyph_base(scratch, seed=config.seed, progress=progress)
             encoder = load_encoder(model, device)
             trained = image_tower(encoder) if run.head is not None else encoder
             # What does not fit is told before anything is written.
-            if (trained.tokenizer if benchmark.kind == "text" else trained.image_processor) is None:
-                raise InputError(f"{benchmark.name} holds {benchmark.kind}s, which {model} does not learn to encode")
+            kind = benchmark.train.kind
+            if (trained.tokenizer if kind == "text" else trained.image_processor) is None:
+                raise InputError(f"{benchmark.name} holds {kind}s, which {model} does not learn to encode")
             if run.head is None:
                 _new_classifier(trained, ["any"], 0)
             else:
@@ -145,13 +148,14 @@ def _make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, prog
     if options.file is not None:
         head = load_head(options.file).select(classes)
     elif options.source == "glyphs" or (options.source == "auto" and config.model == GLYPHS):
-        head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
+        head = resolve_name("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
     elif options.source == "means" or (options.source == "auto" and encoder.tokenizer is None):
         positions = [position for task in benchmark.tasks for position in task.train]
         inputs = prepare(encoder, samples, limited(positions, labels, MEAN_SAMPLES, config.seed), progress=progress)
         head = mean_head(embed_prepared(encoder, inputs), [labels[k] for k in inputs.positions], classes)
     else:
-        head = name_head(encoder, classes, options.templates or benchmark.prompts or "plain")
+        suiting = benchmark.name if benchmark.name in TEMPLATES else "plain"
+        head = name_head(encoder, classes, options.templates or suiting)
     if options.logit_scale is not None:
         head = Head.of(unit_rows(head.weight), classes, options.logit_scale, head.bias)
     require_match(encoder, head)

@@ -122,8 +122,6 @@ def recipe_of(
     if options["method"] is not None:  # a YAML may name a method of a file, too: but only a user may have it run
         options["method"] = load_method(options["method"])
     recipe = _source_of(source, checkpoints or Checkpoints())
-    for note in recipe.notes:
-        notify(note)
     for name in ("weights", "budget"):
         if isinstance(values := options.get(name), Mapping):
             recipe = recipe.named()

@@ -18,6 +18,8 @@ from tunable_magmax.errors import InputError
 ARCHIVE = "cifar-100-python.tar.gz"
 FILES = ("train", "test", "meta")
 SHAPE = (3, 32, 32)
+LARGEST_FILE = 1 << 30
+"""Bytes; the largest of CIFAR-100 has 155 MB. A small archive may unpack to anything."""
 ARRAYS = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"}
 """The names by which versions of NumPy pickle arrays."""
 
@@ -36,6 +38,8 @@ def open_archive(path: Path) -> tuple[Samples, Samples]:
             for member in packed:
                 name = Path(member.name).name
                 if name in FILES and (file := packed.extractfile(member)) is not None:
+                    if member.size > LARGEST_FILE:
+                        raise ValueError(f"{name} has {member.size:,} bytes, more than any file of CIFAR-100")
                     found[name] = _unpickled(name, file.read())
         classes = tuple(map(str, found["meta"]["fine_label_names"]))
         train, test = (_samples(f"{path}/{name}", found[name], classes) for name in ("train", "test"))

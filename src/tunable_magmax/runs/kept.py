@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -37,7 +38,7 @@ KEEP = 20
 MOST_KEPT = 5000
 """Of a task with more classes than this number allows, fewer samples of each are kept: they are in memory at a time."""
 TASK_BYTES = 64 << 20
-"""Where the kept samples of a task would take more, fewer of each class are kept, but one at least."""
+"""The most that the kept samples of a task may take; fewer of each class are kept where they would take more."""
 LARGEST_FILE = 256 << 20
 """Bytes of the largest file of kept samples that is read."""
 INDEX = "labels.csv"
@@ -75,9 +76,13 @@ def keep_samples(
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
     per_class = min(per_class, max(1, MOST_KEPT // len(names)))
     chosen = _chosen(samples, per_class, size, seed)
-    while per_class > 1 and sum(len(content) for _, content in chosen) > TASK_BYTES:
+    while sum(len(content) for _, content in chosen) > TASK_BYTES:
         per_class -= 1
         chosen = [each for _, own in groupby(chosen, itemgetter(0)) for each in islice(own, per_class)]
+    if not chosen:
+        told = f"{samples.origin}: nothing is kept of {task}: one sample of each class takes more than 64 MiB"
+        warnings.warn(told, stacklevel=3)
+        return None
     files: dict[str, bytes] = {}
     if samples.kind == "text":
         index = _table([("text", "label"), *((content.decode(), name) for name, content in chosen)])

@@ -120,6 +120,9 @@ def callback(
     trainer_callback: Any = required("transformers").TrainerCallback
     path = Path(run)
     _refuse_recorded(path, task, replace)
+    for place in (data, eval_data):
+        if isinstance(place, str | os.PathLike) and not Path(place).exists():
+            raise InputError(f"{os.fspath(place)} does not exist: give the data of {task}")
 
     class RecordTask(trainer_callback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

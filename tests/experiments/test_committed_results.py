@@ -194,6 +194,16 @@ PAIRS = [
 """What the answers compare."""
 
 
+def test_a_cpu_gives_what_the_gpu_gave(by_name: dict[str, dict[str, list[Score]]]) -> None:
+    for row, here in by_name["clinc150-10-cpu"].items():
+        there = {each.found.name: each for each in by_name["clinc150-10"][row] if each.seed == 3}
+        ratios = [each for each in here if each.found.mixture.startswith("D")]
+        gaps = [each.found.accuracy - there[each.found.name].found.accuracy for each in ratios]
+        assert len(gaps) == 5
+        assert abs(mean(gaps)) <= 0.01, row
+    assert f"tailored {accuracy(scores(by_name['clinc150-10-cpu'], 'tailored'))}." in DOCS
+
+
 def test_the_paper_beside_ours(measured: Results) -> None:
     """Leads over MAGMAX at the paper's scale, printed, made again by the authors, and on the stand-ins."""
     [(_, lines)] = tables(DOCS, "lead over MAGMAX")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,18 +232,19 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
     return own
 
 
-def warn_of_unseen_classes(run: Run, tasks: Iterable[str], *, is_whole: bool = True) -> None:
+def warn_of_unseen_classes(run: Run, tasks: Iterable[str]) -> None:
     """Warns of tasks whose own classifier has classes that no sample of the run shows, kept or else of a profile.
 
-    Unless the run `is_whole`, classes that checkpoints of other tasks have, too, are left to those.
+    Classes that the checkpoint of a task without samples has, too, are left to that one.
     """
     labels = {} if run.head else dict(zip(run.names, task_labels(run.base, run.tasks), strict=True))
-    seen = {name for t, kept in enumerate(run.kept) for name in (kept.classes if kept else run.own_classes(t) or ())}
+    shown = {run.names[t]: kept.classes if kept else run.own_classes(t) for t, kept in enumerate(run.kept)}
+    seen = {name for names in shown.values() for name in names or ()}
+    left = {name for task, names in labels.items() if not shown[task] for name in names or ()}
     for task in tasks:
-        others = () if is_whole else chain(*(names or () for other, names in labels.items() if other != task))
-        own, known = labels.get(task) or (), seen.union(others)
-        unseen = [name for name in own if name not in known]
-        if seen and unseen and (is_whole or len(unseen) < len(own)):
+        own = labels.get(task) or ()
+        unseen = [name for name in own if name not in seen and not (shown[task] and name in left)]
+        if seen and unseen:
             warnings.warn(
                 f"{task}'s checkpoint has {len(own)} classes, the data show {len(own) - len(unseen)}; a fitted head "
                 f"cannot learn classes without samples ({some_of(unseen, show=repr)}): give all data of {task}, "

@@ -55,7 +55,6 @@ class Prepared:
     inputs: dict[str, Tensor]
     device: torch.device
     normalise: Callable[[Tensor], Tensor]
-    failed: int = 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -94,7 +93,7 @@ class Prepared:
         index = torch.as_tensor(rows, dtype=torch.int64)
         positions = tuple(self.positions[row] for row in index.tolist())
         inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
-        return replace(self, positions=positions, inputs=inputs, failed=0)
+        return replace(self, positions=positions, inputs=inputs)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -110,7 +109,7 @@ def prepare(
 ) -> Prepared:
     """Decodes samples, all or those at some positions (in ascending order), for an encoder.
 
-    What cannot be read is counted, named in one warning and left out.
+    What cannot be read is named in one warning and left out.
     """
     import torch
 
@@ -139,7 +138,7 @@ def prepare(
     if device.type == "cuda":  # if there is no room, pinned memory, from which copies are fast
         fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
         inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
-    return Prepared(tuple(kept), inputs, device, encoder.normalise, len(failed))
+    return Prepared(tuple(kept), inputs, device, encoder.normalise)
 
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any]) -> NDArray[np.float32]:

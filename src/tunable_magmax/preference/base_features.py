@@ -14,7 +14,7 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats, Ints, Matrix, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
+from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, fit_head, log_softmax
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.shares import JSON
 
@@ -39,9 +39,9 @@ class Probe:
         >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
         [0]
         """
-        folded = FoldedRows(Rows(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
-        shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
-        self.fit = fit_head(folded, shares, None)
+        folded = FoldedRows(unit_rows(feature_matrix(features, "features")), labels, classes, seed=seed)
+        shares = np.bincount(folded.row_labels, minlength=classes) / len(folded)
+        self.fit = fit_head(folded, shares)
         self.judged, (self._whole, parts) = folded.judged, folded.fits(WHOLE)
         assert self.fit.shrinkage is not None
         self.shrinkage = self.fit.shrinkage

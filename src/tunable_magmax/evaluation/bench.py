@@ -124,7 +124,10 @@ class Bench(AbstractContextManager["Bench"]):
         progress: Progress | None = None,
         precise: bool = True,
     ) -> None:
-        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
+        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have.
+
+        `progress` may raise, to stop what goes on.
+        """
         self.run, self.progress, self.precise = run, progress, precise
         options: dict[str, Any] = {"seed": seed, "device": usable_device(device), "progress": progress}
         self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)
@@ -203,28 +206,23 @@ class Bench(AbstractContextManager["Bench"]):
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    def features(
-        self, spec: MergeSpec, data: BenchData, check: Callable[[], None] | None = None
-    ) -> NDArray[np.float32]:
+    def features(self, spec: MergeSpec, data: BenchData) -> NDArray[np.float32]:
         """Returns what a model makes of samples, [n, dim], before any head; kept in memory.
 
-        A model that is the same for every site embeds all samples at once, of which these may be a part. `check` is
-        called now and then, and may raise to stop it.
+        A model that is the same for every site embeds all samples at once, of which these may be a part.
         """
         if isinstance(data.source, tuple):
             whole, rows = data.source
             everywhere = spec.weights is None and spec.checkpoint in (None, 0, len(self.run.tasks))
             if everywhere or self.keeps(spec, whole):
-                return self.features(spec, whole, check)[rows]
+                return self.features(spec, whole)[rows]
         key = (spec, data.name)
         with self._lock:
             if key not in self._features:
                 self._fill(spec)
-                if check is not None:
-                    check()
                 self.embedded += len(data)
-                options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
-                features = embed_prepared(self.encoder, data.prepared, **options)
+                progress = self.progress
+                features = embed_prepared(self.encoder, data.prepared, precise=self.precise, progress=progress)
                 _keep(self._features, key, features, CACHE_BYTES, size=lambda kept: kept.nbytes)
             self._features.move_to_end(key)
             return self._features[key]
@@ -270,23 +268,23 @@ class Bench(AbstractContextManager["Bench"]):
 
     # -- fitted heads ------------------------------------------------------------------------------------------------
 
-    def fit(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None = None) -> FittedHead:
+    def fit(self, spec: MergeSpec, site: SiteFacts) -> FittedHead:
         """Returns the head that fits a model at a site; kept in memory."""
         key = (spec, site.key)
         with self._lock:
             if key not in self._heads:
-                head = fit_head(self._folded_rows(spec, site, check), site.shares, self.views)
+                head = fit_head(self._folded_rows(spec, site), site.shares, self.views)
                 _keep(self._heads, key, head, HEADS)
             return self._heads[key]
 
-    def _folded_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> FoldedRows:
+    def _folded_rows(self, spec: MergeSpec, site: SiteFacts) -> FoldedRows:
         """Returns the rows that a head is fitted to; those of the latest models are kept for other sites."""
         _, _, names, moved = site.key
         matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
         key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
         if key not in self._folded:
             none: Any = np.zeros(0, dtype=np.int64)
-            parts = self._labelled_rows(spec, site, check) or [(np.zeros((0, self.encoder.dim)), none, none, none)]
+            parts = self._labelled_rows(spec, site) or [(np.zeros((0, self.encoder.dim)), none, none, none)]
             features, labels, counts, judges = map(np.concatenate, zip(*parts, strict=True))
             old: dict[str, Any] = {"old": self.old_head(spec), "old_shares": self.imbalance}
             device = self.encoder.device
@@ -295,12 +293,12 @@ class Bench(AbstractContextManager["Bench"]):
         self._folded.move_to_end(key)
         return self._folded[key]
 
-    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> list[Rows]:
+    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts) -> list[Rows]:
         parts = []
         for data, count in ((site.kept, 1.0), (site.labelled, LABELLED_COUNT)):
             known = np.flatnonzero(data.labels >= 0) if data is not None else ()
             if data is not None and len(known):
-                features = self.rows(self.features(spec, data, check)[known])
+                features = self.rows(self.features(spec, data)[known])
                 counts = count * self._task_counts(data, site)[known]
                 parts.append((features, data.labels[known], counts, np.ones(len(known), dtype=bool)))
         if site.moved and not self.is_builtin:

@@ -100,8 +100,12 @@ class RunModels(AbstractContextManager["RunModels"]):
 
         `seed`: of the keys that settle which elements a task gives. `device`: where models are merged.
         """
-        if builtin:
-            refuse_adapters(tasks)
+        adapter = next(filter(holds_adapter, tasks), None)
+        if builtin and adapter is not None:
+            raise InputError(
+                f"{adapter} is a LoRA adapter, of which models are scored only with a head file: make checkpoints of "
+                f"the adapters and a run of these: {as_checkpoint(adapter)}"
+            )
         self.paths, self.seed, self.progress = (base, *tasks), seed, progress
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
@@ -257,16 +261,6 @@ def _opened(base: Path, tasks: Sequence[Path]) -> Any:
     from tunable_magmax.engines.inputs import Inputs
 
     return Inputs(base, tasks, read_options(len(tasks)))
-
-
-def refuse_adapters(tasks: Sequence[Path]) -> None:
-    """Refuses tasks that are adapters."""
-    adapter = next(filter(holds_adapter, tasks), None)
-    if adapter is not None:
-        raise InputError(
-            f"{adapter} is a LoRA adapter, of which models are scored only with a head file: make checkpoints of the "
-            f"adapters and a run of these: {as_checkpoint(adapter)}"
-        )
 
 
 def refuse_too_large(base: Path, tasks: Sequence[Path]) -> None:

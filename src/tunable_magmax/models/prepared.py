@@ -156,13 +156,12 @@ def embed_prepared(
     batch: int | None = None,
     *,
     precise: bool = True,
-    check: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """Returns embeddings [n, dim] of prepared inputs, in their order, without gradients.
 
     On the processor, texts of one length go together and parts of a batch run in threads. `batch`: inputs at a time.
-    Unless `precise`, a GPU may multiply in TF32. `check` is called now and then, and may raise to stop it.
+    Unless `precise`, a GPU may multiply in TF32. `progress` may raise, to stop it.
     """
     device = encoder.device
     size = (CPU_BATCH if device.type == "cpu" else DEVICE_BATCH) if batch is None else batch
@@ -174,8 +173,6 @@ def embed_prepared(
     for part in in_parallel(work, len(prepared), size, device):
         parts.append(part)
         done += len(part)
-        if check is not None:
-            check()
         if progress is not None:
             progress("embedding", done, len(prepared))
     found = np.concatenate(parts)

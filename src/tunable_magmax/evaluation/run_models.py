@@ -146,10 +146,6 @@ class RunModels(AbstractContextManager["RunModels"]):
         return states, heads if self._builtin else None, content
 
     @property
-    def _states(self) -> list[dict[str, Tensor]]:
-        return self._read[0]
-
-    @property
     def heads(self) -> Heads | None:
         """How the tasks' classifiers fit together; None if there are none, or they are left out."""
         return self._read[1]
@@ -161,8 +157,9 @@ class RunModels(AbstractContextManager["RunModels"]):
         include, exclude = self._patterns
         copied = () if self.heads is None else tuple(map(escape, self.heads.copied))
         excluded = [*(exclude or ()), *copied] or None
-        threads = 1 if sum(tensor.numel() for tensor in self._states[0].values()) < SMALL_MODEL else None
-        return MergeSession(self._states[0], self._states[1:], include=include, exclude=excluded, threads=threads)
+        base, *tasks = self._read[0]
+        threads = 1 if sum(tensor.numel() for tensor in base.values()) < SMALL_MODEL else None
+        return MergeSession(base, tasks, include=include, exclude=excluded, threads=threads)
 
     def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Moves tensors to the device; tied ones stay one tensor."""
@@ -201,10 +198,11 @@ class RunModels(AbstractContextManager["RunModels"]):
             raise InputError(f"the run has no checkpoint {number}; it has {tasks} tasks")
         if self.labels is None and "_read" not in vars(self):
             return self._placed(read_tensors(self.paths[number], self.paths[0]))
-        if self.heads is None:
-            return self._states[number]
-        plain = {name: tensor for name, tensor in self._states[number].items() if name not in self.heads.made}
-        return {**self._states[0], **plain, **self._made([float(t == (number or tasks)) for t in range(1, tasks + 1)])}
+        states, heads, _ = self._read
+        if heads is None:
+            return states[number]
+        plain = {name: tensor for name, tensor in states[number].items() if name not in heads.made}
+        return {**states[0], **plain, **self._made([float(t == (number or tasks)) for t in range(1, tasks + 1)])}
 
     def _made(self, weights: Sequence[float]) -> dict[str, Tensor]:
         """Returns the tensors of classifiers that are made of the tasks' own."""

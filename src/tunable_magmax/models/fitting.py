@@ -342,12 +342,6 @@ def _centred(scores: Tensor) -> Tensor:
     return scores - scores.mean(dim=1, keepdim=True)
 
 
-def log_softmax(logits: Floats) -> Floats:
-    """Returns the logarithms of the probabilities that logits [n, classes] stand for."""
-    result: Floats = torch.from_numpy(logits).log_softmax(dim=1).numpy()
-    return result
-
-
 def least_loss(
     tables: Tensor, targets: Tensor, weights: Tensor, offset: Tensor, start: Sequence[float]
 ) -> tuple[float, ...]:

@@ -72,7 +72,8 @@ class Probe:
 
 
 def _probabilities(logits: Floats) -> Floats:
-    return np.exp(torch.from_numpy(logits).log_softmax(dim=1).numpy())
+    found: Floats = np.exp(torch.from_numpy(logits).log_softmax(dim=1).numpy())
+    return found
 
 
 @dataclass(frozen=True, eq=False)

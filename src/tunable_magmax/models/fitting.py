@@ -35,8 +35,6 @@ SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
 SMALL_STEP = 1e-4
-LEAST_REACH = 0.1
-"""A step may change a factor by so much, or by half as much again as the largest one is."""
 FoldFit: TypeAlias = tuple[Ints, Tensor, Discriminant]
 """The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
@@ -364,17 +362,14 @@ def least_loss(
         expected = tables * chances
         means = expected.sum(dim=2)
         slope = (means @ weights - wanted).cpu().numpy()
-        moments = torch.einsum("knc,lnc,n->kl", expected, tables, weights)
-        curve = (moments - (means * weights) @ means.T).cpu().numpy()
+        second = torch.einsum("knc,lnc,n->kl", expected, tables, weights) - (means * weights) @ means.T
+        curve = second.cpu().numpy()
         free = np.flatnonzero((factors > 0) | (slope < 0))
         if not len(free):
             break
+        inner = curve[np.ix_(free, free)]
         step = np.zeros(len(factors))
-        # Where scores saturate the softmax, only rounding is left of the curvature: go downhill then, but not far.
-        ridge = 1e-12 * max(1.0, float(moments.trace())) * np.eye(len(free))
-        step[free] = np.linalg.solve(curve[np.ix_(free, free)] + ridge, -slope[free])
-        reach = max(LEAST_REACH, 1.5 * float(factors.max()))
-        step *= reach / max(reach, float(np.abs(step).max()))
+        step[free] = np.linalg.solve(inner + 1e-12 * max(1.0, np.trace(inner)) * np.eye(len(free)), -slope[free])
         for size in 0.5 ** np.arange(40):
             tried = np.maximum(factors + size * step, 0.0)
             then, found = loss_of(tried)

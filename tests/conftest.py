@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from hub_server import hub  # before anything that imports huggingface_hub
+from hypothesis import settings
 from program import sequence, tmx
 
 __all__ = ["hub", "sequence", "tmx"]
 
+settings.register_profile("any machine", deadline=None)  # a busy one takes longer than 200 ms
+settings.load_profile("any machine")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before the first import of triton: its programs run on the CPU
 # Programs that tests start with another home need not compile all loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))

@@ -77,10 +77,10 @@ def test_builtin_models_give_the_logits_of_the_written_merge(builtin, tmp_path):
         merge_checkpoints(run.base, run.tasks, tmp_path / f"{k}", **options)
         encoder = load_builtin(tmp_path / f"{k}", "cpu", assets=run.base)
         rows = np.concatenate([embed_inputs(encoder, inputs[n : n + 8]) for n in range(0, len(inputs), 8)])
-        np.testing.assert_allclose(made[spec], encoder.linear.logits(rows), atol=1e-4, err_msg=spec.title)
+        np.testing.assert_allclose(made[spec], encoder.head.logits(rows), atol=1e-4, err_msg=spec.title)
     own = load_builtin(run.tasks[1], "cpu", assets=run.base)
     rows = np.concatenate([embed_inputs(own, inputs[n : n + 8]) for n in range(0, len(inputs), 8)])
-    np.testing.assert_allclose(made[MergeSpec(checkpoint=2)][:, 2:], own.linear.logits(rows), atol=1e-4)
+    np.testing.assert_allclose(made[MergeSpec(checkpoint=2)][:, 2:], own.head.logits(rows), atol=1e-4)
 
 
 def test_features_are_made_once_and_the_oldest_are_forgotten(image_run, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
     inputs = batch(encoder)
     rows = rows_of(encoder, inputs)
     assert rows.shape == (12, encoder.dim)
-    np.testing.assert_allclose(encoder.linear.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
+    np.testing.assert_allclose(encoder.head.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
     names = [view.name for view in encoder.views]
     assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
     assert encoder.views[0].bias == (kind not in DECODERS)
@@ -88,7 +88,7 @@ def test_a_written_head_gives_its_logits_through_transformers_alone(kind, view, 
     found = plain_logits(tmp_path, inputs)
     np.testing.assert_allclose(found, head.logits(rows), atol=1e-4 * max(1.0, scale))
     again = load_builtin(tmp_path, "cpu")
-    np.testing.assert_allclose(again.linear.logits(rows_of(again, inputs)), found, atol=1e-4 * max(1.0, scale))
+    np.testing.assert_allclose(again.head.logits(rows_of(again, inputs)), found, atol=1e-4 * max(1.0, scale))
 
 
 @pytest.mark.parametrize("kind", BYPASSED)

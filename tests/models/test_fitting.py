@@ -5,8 +5,9 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from tunable_magmax.models.discriminant import Discriminant, class_totals
-from tunable_magmax.models.fitting import LEAST_GAIN, Rows, View, fit_head
+from tunable_magmax.models import fitting
+from tunable_magmax.models.discriminant import Discriminant
+from tunable_magmax.models.fitting import LEAST_GAIN, FoldedRows, View
 from tunable_magmax.models.head import Linear
 
 CLASSES = 4
@@ -19,6 +20,10 @@ def draw(count: int, dim: int = 6, seed: int = 0, classes: int = CLASSES, spread
     labels = np.arange(count) % classes
     stretch = np.linspace(0.5, 1.5, dim) * spread
     return means[labels] + rng.normal(size=(count, dim)) * stretch, labels, means
+
+
+def fit_head(features, labels, shares, old, views=(), **options):
+    return fitting.fit_head(FoldedRows(features, labels, len(shares), old=old, **options), shares, views)
 
 
 def noisy_head(means: np.ndarray, seed: int = 1) -> Linear:
@@ -42,22 +47,11 @@ def direct_scores(features: np.ndarray, labels: np.ndarray, shrinkage: float, po
     return -0.5 * np.einsum("ncd,de,nce->nc", away, np.linalg.inv(shrunk), away)
 
 
-@pytest.mark.parametrize("shrinkage", [0.003, 0.2, 0.9])
-def test_the_matrix_is_the_textbooks_discriminant(shrinkage):
-    features, labels, _ = draw(60)
-    points, _, _ = draw(20, seed=5)
-    rows, counts = torch.from_numpy(features), torch.ones(len(features), dtype=torch.float64)
-    found = Discriminant.of(class_totals(rows, torch.from_numpy(labels), CLASSES, counts), counts.new_zeros(6))
-    weight, bias = (each.numpy() for each in found.linear(shrinkage))
-    expected = direct_scores(features, labels, shrinkage, points)
-    np.testing.assert_allclose(centred(points @ weight.T + bias), centred(expected), atol=1e-8)
-
-
 def test_logits_are_discriminant_old_head_and_shares_and_nothing_else():
     features, labels, means = draw(80, spread=2.0)
     old, shares = noisy_head(means), np.array([0.4, 0.3, 0.2, 0.1])
     imbalance = np.array([0.7, 1.0, 1.3, 1.0])
-    found = fit_head(Rows(features, labels), shares, old, old_shares=imbalance)
+    found = fit_head(features, labels, shares, old, old_shares=imbalance)
     assert found.kind == "fitted"
     points, _, _ = draw(20, seed=5)
     pooled = (
@@ -72,7 +66,7 @@ def test_logits_are_discriminant_old_head_and_shares_and_nothing_else():
 @pytest.mark.parametrize("count", [8, 40, 200])
 def test_the_pooled_head_is_never_above_the_old_one_on_the_judged_rows(count, spread):
     features, labels, means = draw(count, spread=spread)
-    found = fit_head(Rows(features, labels), [0.4, 0.3, 0.2, 0.1], noisy_head(means))
+    found = fit_head(features, labels, [0.4, 0.3, 0.2, 0.1], noisy_head(means))
     assert found.loss <= found.old_loss + 1e-3
     if found.kind == "fitted":
         assert found.loss <= found.old_loss - LEAST_GAIN
@@ -84,7 +78,7 @@ def test_a_head_that_is_right_already_is_kept():
     features, labels, means = draw(16, dim=40, spread=4.0)
     precise = 1 / np.square(np.linspace(0.5, 1.5, 40) * 4.0)
     truth = Linear(means * precise, -0.5 * (np.square(means) * precise).sum(axis=1))
-    found = fit_head(Rows(features, labels), np.full(CLASSES, 0.25), truth)
+    found = fit_head(features, labels, np.full(CLASSES, 0.25), truth)
     assert (found.kind, found.shrinkage, found.fit_factor) == ("old", None, 0.0)
     assert found.loss == found.old_loss
 
@@ -93,13 +87,12 @@ def test_the_old_heads_class_imbalance_counts_once():
     """Trained on 90:10, used at a site of 50:50: between the classes the logits are even."""
     means = np.array([[1.0, 0.0], [-1.0, 0.0]])
     learned = Linear(2 * means, np.log([0.9, 0.1]))
-    empty = Rows(np.zeros((0, 2)), [])
     middle = np.zeros((1, 2))
-    even = fit_head(empty, [0.5, 0.5], learned, old_shares=[1.8, 0.2])
+    even = fit_head(middle[:0], [], [0.5, 0.5], learned, old_shares=[1.8, 0.2])
     assert even.kind == "old"
     logits = even.linear.logits(middle)[0]
     assert logits[0] == pytest.approx(logits[1], abs=1e-9)
-    there = fit_head(empty, [0.9, 0.1], learned, old_shares=[1.8, 0.2]).linear.logits(middle)[0]
+    there = fit_head(middle[:0], [], [0.9, 0.1], learned, old_shares=[1.8, 0.2]).linear.logits(middle)[0]
     assert there[0] - there[1] == pytest.approx(np.log(9))
 
 
@@ -107,7 +100,7 @@ def test_rows_of_90_to_10_make_no_prior_at_a_site_of_50_to_50():
     rng = np.random.default_rng(3)
     labels = np.array([0] * 180 + [1] * 20)
     features = rng.normal(size=(200, 3)) + np.where(labels == 0, 1.0, -1.0)[:, None]
-    found = fit_head(Rows(features, labels), [0.5, 0.5], None)
+    found = fit_head(features, labels, [0.5, 0.5], None)
     fresh = rng.normal(size=(4000, 3)) + np.where(np.arange(4000) % 2 == 0, 1.0, -1.0)[:, None]
     says = found.linear.logits(fresh).argmax(axis=1)
     assert abs((says == 0).mean() - 0.5) < 0.05
@@ -118,7 +111,7 @@ def test_rows_of_90_to_10_make_no_prior_at_a_site_of_50_to_50():
 def test_classes_without_rows_keep_the_old_heads_word():
     features, labels, means = draw(60)
     some = labels < 3
-    found = fit_head(Rows(features[some], labels[some]), np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
+    found = fit_head(features[some], labels[some], np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
     assert np.isfinite(found.linear.weight).all()
     assert np.isfinite(found.linear.bias).all()
     fresh, truth, _ = draw(200, seed=8)
@@ -132,12 +125,12 @@ def test_a_view_that_the_old_head_does_not_read_is_used_only_if_every_class_has_
     both = np.concatenate([bad, features], axis=1)
     old = Linear(np.concatenate([means, np.zeros_like(means)], axis=1), np.zeros(CLASSES))
     views = [View("input", slice(0, 6)), View("token", slice(6, 12), old=False)]
-    found = fit_head(Rows(both, labels), np.full(CLASSES, 0.25), old, views=views)
+    found = fit_head(both, labels, np.full(CLASSES, 0.25), old, views=views)
     assert found.view == "token"
     assert not found.linear.weight[:, :6].any()
     assert found.old_factor == 0
     some = labels < 3
-    assert fit_head(Rows(both[some], labels[some]), np.full(CLASSES, 0.25), old, views=views).view != "token"
+    assert fit_head(both[some], labels[some], np.full(CLASSES, 0.25), old, views=views).view != "token"
 
 
 @pytest.mark.parametrize("constant", [0.0, 3.0])
@@ -151,7 +144,7 @@ def test_a_head_without_a_bias_has_constants_in_its_matrix(constant):
     fresh, truth, _ = draw(2000, seed=8)
     old, shares = Linear(rows_of(means), np.zeros(CLASSES)), np.array([0.4, 0.3, 0.2, 0.1])
     free, tied = (
-        fit_head(Rows(rows_of(features), labels), shares, old, old_shares=4 * shares, views=[view])
+        fit_head(rows_of(features), labels, shares, old, old_shares=4 * shares, views=[view])
         for view in (View("all", slice(None)), View("all", slice(None), bias=False))
     )
     assert not tied.linear.bias.any()
@@ -165,17 +158,17 @@ def test_a_head_without_a_bias_has_constants_in_its_matrix(constant):
 
 def test_one_row_a_class_cannot_be_judged_and_is_trusted_little():
     features, labels, means = draw(CLASSES)
-    found = fit_head(Rows(features, labels), np.full(CLASSES, 0.25), None)
+    found = fit_head(features, labels, np.full(CLASSES, 0.25), None)
     assert (found.kind, found.loss, found.accuracy) == ("fitted", None, None)
     assert (found.linear.logits(features).argmax(axis=1) == labels).all()
-    pooled = fit_head(Rows(features, labels), np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
+    pooled = fit_head(features, labels, np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
     assert pooled.old_factor == 1.0
 
 
 def test_rows_that_may_not_judge_are_fitted_to_but_not_judged():
     features, labels, _ = draw(80)
     judged = np.arange(80) < 40
-    found = fit_head(Rows(features, labels, judged=judged), np.full(CLASSES, 0.25), None)
+    found = fit_head(features, labels, np.full(CLASSES, 0.25), None, judges=judged)
     assert found.rows == 80
     assert set(found.judged) == set(range(40))
 

@@ -43,7 +43,7 @@ def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind,
     monkeypatch.setattr(prepared_module, "IMAGES_AT_ONCE", chunk)
     encoder, images = load(kind, tmp_path), pictures(7)
     found = prepare(encoder, samples(images))
-    assert (len(found), found.positions, found.failed) == (7, tuple(range(7)), 0)
+    assert (len(found), found.positions) == (7, tuple(range(7)))
     assert found.inputs["pixels"].dtype == torch.uint8
     torch.testing.assert_close(found.batch(range(7)), encoder.prepare_images(images), atol=1e-6, rtol=1e-6)
     rows = [5, 0, 5]
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path, m
         found = prepare(encoder, samples(images), progress=lambda *given: told.append(given))
     assert len(caught) == 1
     assert told[-1] == ("reading", 9, 9)
-    assert (found.positions, found.failed) == ((0, 1, 3, 4, 5, 6, 8), 2)
+    assert found.positions == (0, 1, 3, 4, 5, 6, 8)
     expected = encoder.prepare_images([images[position] for position in found.positions])
     torch.testing.assert_close(found.batch(range(7)), expected, atol=1e-6, rtol=1e-6)
     with pytest.raises(InputError, match="2 of 2 samples cannot be read"):

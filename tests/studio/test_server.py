@@ -86,7 +86,7 @@ def test_what_cannot_be_used_is_refused_before_the_page_opens(image_run, tmp_pat
 def test_the_latest_request_wins(page):
     began, go_on = threading.Event(), threading.Event()
 
-    def slow(check):
+    def slow():
         began.set()
         go_on.wait(30)
         return {}

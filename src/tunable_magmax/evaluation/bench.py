@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
 from tunable_magmax.models.encoder import Encoder, load_encoder, put_weights, usable_device
-from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
+from tunable_magmax.models.fitting import FittedHead, FoldedRows, View, fit_head
 from tunable_magmax.models.head import Head, Linear, load_head, require_match
 from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
 from tunable_magmax.runs.run import Run
@@ -47,6 +47,8 @@ ROWS_BYTES = 256 << 20
 """Labelled rows that stay in memory, with their discriminants: those of a model and of the tasks that matter."""
 LABELLED_COUNT = 3.0
 """How many kept samples a labelled sample of the site counts for."""
+Rows: TypeAlias = tuple[Floats, Ints, Floats, NDArray[np.bool_]]
+"""Some rows that a head is fitted to: features, labels, what each counts, and whether it judges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,10 @@ class Bench(AbstractContextManager["Bench"]):
         progress: Progress | None = None,
         precise: bool = True,
     ) -> None:
-        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
+        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have.
+
+        `progress` may raise, to stop what goes on.
+        """
         self.run, self.progress, self.precise = run, progress, precise
         options: dict[str, Any] = {"seed": seed, "device": usable_device(device), "progress": progress}
         self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)
@@ -141,7 +146,7 @@ class Bench(AbstractContextManager["Bench"]):
         self._lock = threading.RLock()
         self._filled: MergeSpec | None = None
         self._features: OrderedDict[tuple[MergeSpec, str], NDArray[np.float32]] = OrderedDict()
-        self._old: OrderedDict[MergeSpec, Linear] = OrderedDict()
+        self._old: OrderedDict[MergeSpec, Head] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
         self._folded: OrderedDict[tuple[Any, ...], FoldedRows] = OrderedDict()
         self._moves: dict[tuple[Any, ...], tuple[Floats, Floats]] = {}
@@ -201,28 +206,23 @@ class Bench(AbstractContextManager["Bench"]):
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    def features(
-        self, spec: MergeSpec, data: BenchData, check: Callable[[], None] | None = None
-    ) -> NDArray[np.float32]:
+    def features(self, spec: MergeSpec, data: BenchData) -> NDArray[np.float32]:
         """Returns what a model makes of samples, [n, dim], before any head; kept in memory.
 
-        A model that is the same for every site embeds all samples at once, of which these may be a part. `check` is
-        called now and then, and may raise to stop it.
+        A model that is the same for every site embeds all samples at once, of which these may be a part.
         """
         if isinstance(data.source, tuple):
             whole, rows = data.source
             everywhere = spec.weights is None and spec.checkpoint in (None, 0, len(self.run.tasks))
             if everywhere or self.keeps(spec, whole):
-                return self.features(spec, whole, check)[rows]
+                return self.features(spec, whole)[rows]
         key = (spec, data.name)
         with self._lock:
             if key not in self._features:
                 self._fill(spec)
-                if check is not None:
-                    check()
                 self.embedded += len(data)
-                options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
-                features = embed_prepared(self.encoder, data.prepared, **options)
+                progress = self.progress
+                features = embed_prepared(self.encoder, data.prepared, precise=self.precise, progress=progress)
                 _keep(self._features, key, features, CACHE_BYTES, size=lambda kept: kept.nbytes)
             self._features.move_to_end(key)
             return self._features[key]
@@ -241,12 +241,11 @@ class Bench(AbstractContextManager["Bench"]):
 
     def old_head(self, spec: MergeSpec) -> Linear:
         """Returns the head that a model has without fitting, as a matrix over its features."""
-        if self.frozen is not None:
-            return Linear(self.frozen.weight.astype(np.float64), self.frozen.bias.astype(np.float64))
         with self._lock:
-            if spec not in self._old:
+            if self.is_builtin and spec not in self._old:
                 self._fill(spec)
-            return self._old[spec]
+            head = self.frozen or self._old[spec]
+        return Linear(head.weight.astype(np.float64), head.bias.astype(np.float64))
 
     def rows(self, features: NDArray[np.float32]) -> Floats:
         """Returns features as heads read them: of unit length for a frozen head, as they are for a builtin one."""
@@ -265,41 +264,43 @@ class Bench(AbstractContextManager["Bench"]):
         put_weights(self.encoder, state)
         self._filled = spec
         if isinstance(self.encoder, BuiltinEncoder):
-            _keep(self._old, spec, self.encoder.linear, HEADS)
+            _keep(self._old, spec, self.encoder.head, HEADS)
 
     # -- fitted heads ------------------------------------------------------------------------------------------------
 
-    def fit(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None = None) -> FittedHead:
+    def fit(self, spec: MergeSpec, site: SiteFacts) -> FittedHead:
         """Returns the head that fits a model at a site; kept in memory."""
         key = (spec, site.key)
         with self._lock:
             if key not in self._heads:
-                old, rows = self.old_head(spec), self._folded_rows(spec, site, check)
-                head = fit_head(rows, site.shares, old, old_shares=self.imbalance, views=self.views)
+                head = fit_head(self._folded_rows(spec, site), site.shares, self.views)
                 _keep(self._heads, key, head, HEADS)
             return self._heads[key]
 
-    def _folded_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> FoldedRows:
+    def _folded_rows(self, spec: MergeSpec, site: SiteFacts) -> FoldedRows:
         """Returns the rows that a head is fitted to; those of the latest models are kept for other sites."""
         _, _, names, moved = site.key
         matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
         key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
         if key not in self._folded:
-            parts = self._labelled_rows(spec, site, check) or [Rows(np.zeros((0, self.encoder.dim)), [])]
-            fields = ("features", "labels", "counts", "judged")
-            rows = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
-            folded = FoldedRows(rows, len(self.classes), device=self.encoder.device)
-            _keep(self._folded, key, folded, ROWS_BYTES, size=lambda kept: kept.rows.features.nbytes)
+            none: Any = np.zeros(0, dtype=np.int64)
+            parts = self._labelled_rows(spec, site) or [(np.zeros((0, self.encoder.dim)), none, none, none)]
+            features, labels, counts, judges = map(np.concatenate, zip(*parts, strict=True))
+            old: dict[str, Any] = {"old": self.old_head(spec), "old_shares": self.imbalance}
+            device = self.encoder.device
+            folded = FoldedRows(features, labels, len(self.classes), counts, judges, device=device, **old)
+            _keep(self._folded, key, folded, ROWS_BYTES, size=lambda kept: kept.features.nbytes)
         self._folded.move_to_end(key)
         return self._folded[key]
 
-    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> list[Rows]:
-        parts: list[Rows] = []
+    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts) -> list[Rows]:
+        parts = []
         for data, count in ((site.kept, 1.0), (site.labelled, LABELLED_COUNT)):
             known = np.flatnonzero(data.labels >= 0) if data is not None else ()
             if data is not None and len(known):
-                features = self.rows(self.features(spec, data, check)[known])
-                parts.append(Rows(features, data.labels[known], count * self._task_counts(data, site)[known]))
+                features = self.rows(self.features(spec, data)[known])
+                counts = count * self._task_counts(data, site)[known]
+                parts.append((features, data.labels[known], counts, np.ones(len(known), dtype=bool)))
         if site.moved and not self.is_builtin:
             parts += self._moved_rows(spec, site, judges=not parts)
         return parts
@@ -338,7 +339,7 @@ class Bench(AbstractContextManager["Bench"]):
                     self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
                 before, shares = self._moves[key]
                 rows = unit_rows(rows + product(shares, self._anchor_rows(spec, anchors) - before))
-            parts.append(Rows(rows, known[chosen], None, np.full(len(chosen), judges)))
+            parts.append((rows, known[chosen], np.ones(len(chosen)), np.full(len(chosen), judges)))
         return parts
 
     def _anchors(self, site: SiteFacts) -> list[BenchData]:
@@ -404,7 +405,7 @@ def measure_model(
     if isinstance(encoder, BuiltinEncoder):
         head = encoder.head
     accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes)
-    return accuracy, prepared.failed
+    return accuracy, len(labelled) - len(prepared)
 
 
 def _keep(

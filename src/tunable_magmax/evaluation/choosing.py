@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tunable_magmax.data.arrays import CHOICE_STREAM, Floats, Ints, drawn
-from tunable_magmax.evaluation.bench import Bench, SiteFacts
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.merging.methods import method_class
 from tunable_magmax.models.fitting import FittedHead
@@ -90,27 +90,22 @@ class Choice:
     rows: int
 
 
-def affordable(bench: Bench, tokens: float) -> int:
-    """Returns how many samples may be embedded in all, by the size of the encoder: the same on every machine."""
+def affordable(bench: Bench, data: BenchData) -> int:
+    """Returns how many samples as long as these may be embedded in all: the same on every machine."""
     module: Any = bench.encoder.module
     tables = sum(m.weight.numel() for m in module.modules() if type(m).__name__ == "Embedding")
     weights = sum(p.numel() for p in module.parameters()) - tables
-    return max(FEWEST, int(WORK / (2.0 * max(1, weights) * max(1.0, tokens))))
-
-
-def tokens_of(bench: Bench, data: Any) -> float:
-    """Returns how many tokens a decoded sample has on average: of a picture, its patches."""
     inputs = data.prepared.inputs
     if "attention_mask" in inputs:
-        return float(inputs["attention_mask"].float().sum(dim=1).mean())
-    if "input_ids" in inputs:
-        return float(inputs["input_ids"].shape[1])
-    config: Any = bench.encoder.module.config
-    config = getattr(config, "vision_config", config)
-    height, width = inputs["pixels"].shape[-2:]
-    patch = getattr(config, "patch_size", None)
-    side = patch if isinstance(patch, int) else 32
-    return float(height * width) / (side * side) + 1.0
+        tokens = float(inputs["attention_mask"].float().sum(dim=1).mean())
+    elif "input_ids" in inputs:
+        tokens = float(inputs["input_ids"].shape[1])
+    else:  # patches of pictures, and one for the whole
+        height, width = inputs["pixels"].shape[-2:]
+        patch = getattr(getattr(module.config, "vision_config", module.config), "patch_size", None)
+        side = patch if isinstance(patch, int) else 32
+        tokens = float(height * width) / (side * side) + 1.0
+    return max(FEWEST, int(WORK / (2.0 * max(1, weights) * max(1.0, tokens))))
 
 
 def sizes(total: int) -> tuple[int, int, int]:

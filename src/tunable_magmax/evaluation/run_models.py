@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +100,12 @@ class RunModels(AbstractContextManager["RunModels"]):
 
         `seed`: of the keys that settle which elements a task gives. `device`: where models are merged.
         """
-        if builtin:
-            refuse_adapters(tasks)
+        adapter = next(filter(holds_adapter, tasks), None)
+        if builtin and adapter is not None:
+            raise InputError(
+                f"{adapter} is a LoRA adapter, of which models are scored only with a head file: make checkpoints of "
+                f"the adapters and a run of these: {as_checkpoint(adapter)}"
+            )
         self.paths, self.seed, self.progress = (base, *tasks), seed, progress
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
@@ -143,10 +146,6 @@ class RunModels(AbstractContextManager["RunModels"]):
         return states, heads if self._builtin else None, content
 
     @property
-    def _states(self) -> list[dict[str, Tensor]]:
-        return self._read[0]
-
-    @property
     def heads(self) -> Heads | None:
         """How the tasks' classifiers fit together; None if there are none, or they are left out."""
         return self._read[1]
@@ -158,8 +157,9 @@ class RunModels(AbstractContextManager["RunModels"]):
         include, exclude = self._patterns
         copied = () if self.heads is None else tuple(map(escape, self.heads.copied))
         excluded = [*(exclude or ()), *copied] or None
-        threads = 1 if sum(tensor.numel() for tensor in self._states[0].values()) < SMALL_MODEL else None
-        return MergeSession(self._states[0], self._states[1:], include=include, exclude=excluded, threads=threads)
+        base, *tasks = self._read[0]
+        threads = 1 if sum(tensor.numel() for tensor in base.values()) < SMALL_MODEL else None
+        return MergeSession(base, tasks, include=include, exclude=excluded, threads=threads)
 
     def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Moves tensors to the device; tied ones stay one tensor."""
@@ -198,10 +198,11 @@ class RunModels(AbstractContextManager["RunModels"]):
             raise InputError(f"the run has no checkpoint {number}; it has {tasks} tasks")
         if self.labels is None and "_read" not in vars(self):
             return self._placed(read_tensors(self.paths[number], self.paths[0]))
-        if self.heads is None:
-            return self._states[number]
-        plain = {name: tensor for name, tensor in self._states[number].items() if name not in self.heads.made}
-        return {**self._states[0], **plain, **self._made([float(t == (number or tasks)) for t in range(1, tasks + 1)])}
+        states, heads, _ = self._read
+        if heads is None:
+            return states[number]
+        plain = {name: tensor for name, tensor in states[number].items() if name not in heads.made}
+        return {**states[0], **plain, **self._made([float(t == (number or tasks)) for t in range(1, tasks + 1)])}
 
     def _made(self, weights: Sequence[float]) -> dict[str, Tensor]:
         """Returns the tensors of classifiers that are made of the tasks' own."""
@@ -233,18 +234,19 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
     return own
 
 
-def warn_of_unseen_classes(run: Run, tasks: Iterable[str], *, is_whole: bool = True) -> None:
+def warn_of_unseen_classes(run: Run, tasks: Iterable[str]) -> None:
     """Warns of tasks whose own classifier has classes that no sample of the run shows, kept or else of a profile.
 
-    Unless the run `is_whole`, classes that checkpoints of other tasks have, too, are left to those.
+    Classes that the checkpoint of a task without samples has, too, are left to that one.
     """
     labels = {} if run.head else dict(zip(run.names, task_labels(run.base, run.tasks), strict=True))
-    seen = {name for t, kept in enumerate(run.kept) for name in (kept.classes if kept else run.own_classes(t) or ())}
+    shown = {run.names[t]: kept.classes if kept else run.own_classes(t) for t, kept in enumerate(run.kept)}
+    seen = {name for names in shown.values() for name in names or ()}
+    left = {name for task, names in labels.items() if not shown[task] for name in names or ()}
     for task in tasks:
-        others = () if is_whole else chain(*(names or () for other, names in labels.items() if other != task))
-        own, known = labels.get(task) or (), seen.union(others)
-        unseen = [name for name in own if name not in known]
-        if seen and unseen and (is_whole or len(unseen) < len(own)):
+        own = labels.get(task) or ()
+        unseen = [name for name in own if name not in seen and not (shown[task] and name in left)]
+        if seen and unseen:
             warnings.warn(
                 f"{task}'s checkpoint has {len(own)} classes, the data show {len(own) - len(unseen)}; a fitted head "
                 f"cannot learn classes without samples ({some_of(unseen, show=repr)}): give all data of {task}, "
@@ -257,16 +259,6 @@ def _opened(base: Path, tasks: Sequence[Path]) -> Any:
     from tunable_magmax.engines.inputs import Inputs
 
     return Inputs(base, tasks, read_options(len(tasks)))
-
-
-def refuse_adapters(tasks: Sequence[Path]) -> None:
-    """Refuses tasks that are adapters."""
-    adapter = next(filter(holds_adapter, tasks), None)
-    if adapter is not None:
-        raise InputError(
-            f"{adapter} is a LoRA adapter, of which models are scored only with a head file: make checkpoints of the "
-            f"adapters and a run of these: {as_checkpoint(adapter)}"
-        )
 
 
 def refuse_too_large(base: Path, tasks: Sequence[Path]) -> None:

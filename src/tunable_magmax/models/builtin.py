@@ -23,7 +23,7 @@ from tunable_magmax.data.arrays import limited
 from tunable_magmax.errors import InputError, required
 from tunable_magmax.models.encoder import Encoder, arguments, input_tools
 from tunable_magmax.models.fitting import View
-from tunable_magmax.models.head import Head, Linear
+from tunable_magmax.models.head import Head, Linear, builtin_head
 from tunable_magmax.models.prepared import embed_prepared, prepare
 from tunable_magmax.models.pretrained import find_folders, load_module, quiet, read_config, read_state
 
@@ -69,15 +69,15 @@ class BuiltinEncoder(Encoder):
         return rows if self.hidden is None else torch.cat([rows, self.caught.inputs], dim=1)
 
     @property
-    def linear(self) -> Linear:
+    def head(self) -> Head:
         """The classifier as it is in the module now, over whole rows."""
-        count = len(self.labels)
         if self.last is None:
-            return Linear(np.eye(count), np.zeros(count))
+            return builtin_head(self.labels)
         layer: Any = self.module.get_submodule(self.last)
-        weight = np.zeros((count, self.dim))
+        weight = np.zeros((len(self.labels), self.dim))
         weight[:, : layer.in_features] = layer.weight.detach().double().cpu().numpy()
-        return Linear(weight, np.zeros(count) if layer.bias is None else layer.bias.detach().double().cpu().numpy())
+        bias = None if layer.bias is None else layer.bias.detach().double().cpu().numpy()
+        return Head.of(weight, self.labels, 1.0, bias, builtin=True)
 
     def tensors(self, head: Linear, view: str, largest: float) -> dict[str, NDArray[np.float32]]:
         """Returns the tensors, by the module's names, that make the module give a head's logits.
@@ -99,11 +99,6 @@ class BuiltinEncoder(Encoder):
         if self.views[0].bias:
             made[f"{self.last}.bias"] = bias
         return {name: values.astype(np.float32) for name, values in made.items()}
-
-    @property
-    def head(self) -> Head:
-        """The classifier with the names of its classes."""
-        return Head.of(self.linear.weight, self.labels, 1.0, self.linear.bias, builtin=True)
 
 
 def builtin_labels(path: str | Path) -> tuple[str, ...] | None:

@@ -39,24 +39,6 @@ FoldFit: TypeAlias = tuple[Ints, Tensor, Discriminant]
 """The places of a fold's rows among the judged ones, these rows, and the discriminant of all other folds."""
 
 
-class Rows:
-    """Labelled features that a head is fitted to.
-
-    `features` [n, dim]; `labels` [n]: class indices; `counts` [n]: how much each counts for its class, 1 unless classes
-    are shared by tasks that matter differently; `judged` [n]: whether a row may judge (it was embedded as the site's
-    inputs will be), by default all.
-    """
-
-    def __init__(self, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> None:
-        self.features: Floats = np.asarray(features, dtype=np.float64)
-        self.labels: Ints = np.asarray(labels, dtype=np.int64)
-        self.counts: Floats = np.asarray(np.ones(len(self)) if counts is None else counts, dtype=np.float64)
-        self.judged: NDArray[np.bool_] = np.asarray(np.ones(len(self)) if judged is None else judged, dtype=bool)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 @dataclass(frozen=True, eq=False)
 class View:
     """Columns of the features that a head may be fitted to. `old`: whether the old head reads these columns too.
@@ -110,31 +92,19 @@ class FittedHead:
         return mean > max(least, errors * error)
 
 
-def fit_head(
-    rows: Rows | FoldedRows,
-    site_shares: Any,
-    old: Linear | None,
-    *,
-    old_shares: Any = None,
-    views: Sequence[View] | None = None,
-) -> FittedHead:
-    """Fits a head to labelled rows for a site's class shares [classes].
+def fit_head(rows: FoldedRows, site_shares: Any, views: Sequence[View] = ()) -> FittedHead:
+    """Fits a head to labelled rows for a site's class shares [classes]; without views, to all features.
 
-    `old`: the old head, over the same features; `old_shares` [classes]: what of its logits is class imbalance.
-
-    >>> rows = Rows([[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]], [0, 0, 0, 1, 1, 1])
-    >>> fit_head(rows, [0.5, 0.5], None).linear.logits(np.array([[1.0, 0.0]])).argmax(axis=1).tolist()
+    >>> features = [[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0], [0.2, 1.0], [0.0, 0.9]]
+    >>> head = fit_head(FoldedRows(features, [0, 0, 0, 1, 1, 1], 2), [0.5, 0.5])
+    >>> head.linear.logits(np.array([[1.0, 0.0]])).argmax(axis=1).tolist()
     [0]
     """
     shares = np.asarray(site_shares, dtype=np.float64)
-    if old is not None and old_shares is not None:
-        old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
-    folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
     views = views or [WHOLE]
-    usable = [view for view in views if view.old or folded.present.all()] if len(folded.rows) else []
-    features = folded.rows.features
-    with one_thread(features.size * features.shape[1]):
-        problem = _Problem(folded, shares / shares.sum(), old, views[0])
+    usable = [view for view in views if view.old or rows.present.all()] if len(rows) else []
+    with one_thread(rows.features.numel() * rows.features.shape[1]):
+        problem = _Problem(rows, shares / shares.sum(), views[0])
         fits = [problem.fitted(view) for view in usable]
     old_fit = problem.old_fit
     if not fits:
@@ -160,36 +130,58 @@ def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
 
 
 class FoldedRows:
-    """Rows in folds, with discriminants and their scores, which serve every site. For one old head.
+    """Labelled features in folds, with discriminants and their scores, which serve every site.
 
-    `device`: where discriminants are fitted and judged.
+    `features` [n, dim]; `labels` [n]: class indices; `counts` [n]: how much each row counts for its class, 1 unless
+    classes are shared by tasks that matter differently; `judges` [n]: whether a row may judge (it was embedded as the
+    site's inputs will be), by default all. `old`: the old head, over the same features; `old_shares` [classes]: what of
+    its logits is class imbalance. `device`: where discriminants are fitted and judged.
     """
 
-    def __init__(self, rows: Rows, classes: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        self.rows, self.classes = rows, classes
-        self.folds = stratified_folds(rows.labels, seed)
+    def __init__(
+        self,
+        features: Any,
+        labels: Any,
+        classes: int,
+        counts: Any = None,
+        judges: Any = None,
+        *,
+        old: Linear | None = None,
+        old_shares: Any = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.row_labels: Ints = np.asarray(labels, dtype=np.int64)
+        ones = np.ones(len(self.row_labels))
+        self.row_counts: Floats = np.asarray(ones if counts is None else counts, dtype=np.float64)
+        if old is not None and old_shares is not None:
+            old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
+        self.classes, self.old, self.device = classes, old, device
+        self.folds = stratified_folds(self.row_labels, seed)
         each = np.zeros((FOLDS, classes))
-        np.add.at(each, (self.folds, rows.labels), 1.0)
+        np.add.at(each, (self.folds, self.row_labels), 1.0)
         self.present = each.sum(axis=0) > 0
-        elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
-        self.judged = np.flatnonzero(rows.judged & elsewhere)
+        elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(self)), self.row_labels] > 0
+        self.judged = np.flatnonzero(np.asarray(ones if judges is None else judges, dtype=bool) & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
         folds = self.folds[self.judged]
         self.places = {fold: np.flatnonzero(folds == fold) for fold in np.unique(folds).tolist()}
         """The places of each fold's rows among the judged ones."""
-        self.features, self.labels, self.counts = (
-            torch.from_numpy(each).to(device) for each in (rows.features, rows.labels, rows.counts)
-        )
+        self.features, self.counts = self.tensor(features), self.tensor(self.row_counts)
+        self.labels = torch.from_numpy(self.row_labels).to(device)
         self._fits: dict[str, tuple[Discriminant, list[FoldFit]]] = {}
         self._scores: dict[tuple[str, float], Tensor] = {}
-        self._constant: tuple[Tensor, Tensor] | None = None
+        self._constants: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def tensor(self, values: NDArray[Any]) -> Tensor:
+    def __len__(self) -> int:
+        return len(self.row_labels)
+
+    def tensor(self, values: Any) -> Tensor:
         """Puts numbers onto the device, in float64."""
-        return torch.as_tensor(values, dtype=torch.float64, device=self.features.device)
+        return torch.as_tensor(values, dtype=torch.float64, device=self.device)
 
-    def fits(self, view: View, anchors: NDArray[Any] | None = None) -> tuple[Discriminant, list[FoldFit]]:
-        """Returns the discriminant of a view, and those of the folds. `anchors`: directions of classes without rows."""
+    def fits(self, view: View) -> tuple[Discriminant, list[FoldFit]]:
+        """Returns the discriminant of a view, and those of the folds; the old head anchors classes without rows."""
         if view.name not in self._fits:
             features = self.features[:, view.columns]
             centre = features.mean(dim=0)
@@ -199,7 +191,9 @@ class FoldedRows:
 
             def fit(folds: Sequence[int], about: Tensor) -> Discriminant:
                 found = Discriminant.of([sum(totals[k][part] for k in folds) for part in range(3)], about)  # type: ignore[misc]
-                return found if anchors is None else found.with_anchors(self.tensor(anchors))
+                if self.old is None or not view.old:
+                    return found
+                return found.with_anchors(self.tensor(self.old.weight[:, view.columns]))
 
             parts = []
             for fold, places in self.places.items():
@@ -229,14 +223,14 @@ class FoldedRows:
         """
         if view.bias:
             return None, self.features.new_ones(len(self.judged))
-        if self._constant is None:
+        if view.name not in self._constants:
             features = self.features[:, view.columns]
             along = self.features.new_ones(len(self.judged))
             for fold, places in self.places.items():
                 others = features[np.flatnonzero(self.folds != fold)]
                 along[places] = features[self.judged[places]] @ _constant_direction(others)
-            self._constant = _constant_direction(features), along
-        return self._constant
+            self._constants[view.name] = _constant_direction(features), along
+        return self._constants[view.name]
 
 
 def _constant_direction(features: Tensor) -> Tensor:
@@ -253,15 +247,15 @@ def _constant_direction(features: Tensor) -> Tensor:
 class _Problem:
     """Folded rows at a site with some class shares: the heads that may be made of them, judged by their log loss."""
 
-    def __init__(self, folded: FoldedRows, shares: Floats, old: Linear | None, first: View) -> None:
+    def __init__(self, folded: FoldedRows, shares: Floats, first: View) -> None:
         """`first`: the view whose last layer says whether there is a bias."""
-        rows, judged = folded.rows, folded.judged
-        self.folded, self.old = folded, old
+        old, judged = folded.old, folded.judged
+        self.folded = folded
         self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
         self.direction, ones = folded.constant(first)
         self.offset = ones[:, None] * folded.tensor(self.log_site)
         """What is added to the scores of judged rows [judged, classes]."""
-        self.row_weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
+        self.row_weights = site_weights(folded.row_labels[judged], folded.row_counts[judged], shares)
         self.labels, self.weights = folded.labels[judged], folded.tensor(self.row_weights)
         # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
         unseen = 1 / (1 + 1 / np.square(self.row_weights).sum()) if len(judged) else 0.5
@@ -278,23 +272,23 @@ class _Problem:
             loss = least if len(judged) else None
             linear = self._linear(factor * old.weight, factor * old.bias + self.log_site)
             judgement = self._judgement(self.old_scores, (factor,))
-            self.old_fit = FittedHead(linear, "old", "", len(rows), None, factor, 0.0, loss, loss, **judgement)
+            self.old_fit = FittedHead(linear, "old", "", len(folded), None, factor, 0.0, loss, loss, **judgement)
 
     def fitted(self, view: View) -> FittedHead:
         """Returns the best head on a view of the features."""
-        old = self.old if view.old else None
-        whole, _ = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
+        old = self.folded.old if view.old else None
+        whole, _ = self.folded.fits(view)
         shrinkage, factors, loss = self._search(view, (CAUTIOUS,) if old is None else (1.0, CAUTIOUS))
         old_factor, fit_factor = (0.0, *factors)[-2:]
         weight, bias = (each.cpu().numpy() for each in whole.linear(shrinkage))
-        full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
+        full = np.zeros((len(self.log_site), self.folded.features.shape[1]))
         full[:, view.columns] = fit_factor * weight
         offset = fit_factor * bias + self.log_site
         if old is not None:
             full, offset = full + old_factor * old.weight, offset + old_factor * old.bias
         settings = (shrinkage, old_factor, fit_factor, loss, None if self.old_fit is None else self.old_fit.loss)
         judgement = self._judgement(self._tables(view, shrinkage), factors)
-        linear, rows = self._linear(full, offset), len(self.folded.rows)
+        linear, rows = self._linear(full, offset), len(self.folded)
         return FittedHead(linear, "fitted", view.name, rows, *settings, **judgement)
 
     def _linear(self, weight: NDArray[Any], offset: NDArray[Any]) -> Linear:
@@ -344,12 +338,6 @@ class _Problem:
 
 def _centred(scores: Tensor) -> Tensor:
     return scores - scores.mean(dim=1, keepdim=True)
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """Returns the logarithms of the probabilities that logits [n, classes] stand for."""
-    result: Floats = torch.from_numpy(logits).log_softmax(dim=1).numpy()
-    return result
 
 
 def least_loss(

@@ -55,7 +55,6 @@ class Prepared:
     inputs: dict[str, Tensor]
     device: torch.device
     normalise: Callable[[Tensor], Tensor]
-    failed: int = 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -94,7 +93,7 @@ class Prepared:
         index = torch.as_tensor(rows, dtype=torch.int64)
         positions = tuple(self.positions[row] for row in index.tolist())
         inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
-        return replace(self, positions=positions, inputs=inputs, failed=0)
+        return replace(self, positions=positions, inputs=inputs)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:
@@ -110,7 +109,7 @@ def prepare(
 ) -> Prepared:
     """Decodes samples, all or those at some positions (in ascending order), for an encoder.
 
-    What cannot be read is counted, named in one warning and left out.
+    What cannot be read is named in one warning and left out.
     """
     import torch
 
@@ -139,7 +138,7 @@ def prepare(
     if device.type == "cuda":  # if there is no room, pinned memory, from which copies are fast
         fits = sum(table.nbytes for table in inputs.values()) <= torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
         inputs = {name: table.to(device) if fits else table.pin_memory() for name, table in inputs.items()}
-    return Prepared(tuple(kept), inputs, device, encoder.normalise, len(failed))
+    return Prepared(tuple(kept), inputs, device, encoder.normalise)
 
 
 def embed_inputs(encoder: Encoder, inputs: Sequence[Any]) -> NDArray[np.float32]:
@@ -157,13 +156,12 @@ def embed_prepared(
     batch: int | None = None,
     *,
     precise: bool = True,
-    check: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """Returns embeddings [n, dim] of prepared inputs, in their order, without gradients.
 
     On the processor, texts of one length go together and parts of a batch run in threads. `batch`: inputs at a time.
-    Unless `precise`, a GPU may multiply in TF32. `check` is called now and then, and may raise to stop it.
+    Unless `precise`, a GPU may multiply in TF32. `progress` may raise, to stop it.
     """
     device = encoder.device
     size = (CPU_BATCH if device.type == "cpu" else DEVICE_BATCH) if batch is None else batch
@@ -175,8 +173,6 @@ def embed_prepared(
     for part in in_parallel(work, len(prepared), size, device):
         parts.append(part)
         done += len(part)
-        if check is not None:
-            check()
         if progress is not None:
             progress("embedding", done, len(prepared))
     found = np.concatenate(parts)

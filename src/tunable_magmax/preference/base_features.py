@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from tunable_magmax.data.arrays import Floats, Ints, Matrix, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, Rows, fit_head, log_softmax
+from tunable_magmax.models.fitting import SMALLEST_SHARE, WHOLE, FoldedRows, fit_head
 from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.shares import JSON
 
@@ -39,21 +40,21 @@ class Probe:
         >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
         [0]
         """
-        folded = FoldedRows(Rows(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
-        shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
-        self.fit = fit_head(folded, shares, None)
+        folded = FoldedRows(unit_rows(feature_matrix(features, "features")), labels, classes, seed=seed)
+        shares = np.bincount(folded.row_labels, minlength=classes) / len(folded)
+        self.fit = fit_head(folded, shares)
         self.judged, (self._whole, parts) = folded.judged, folded.fits(WHOLE)
         assert self.fit.shrinkage is not None
         self.shrinkage = self.fit.shrinkage
         scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage).numpy()
-        self.held_out = np.exp(log_softmax(scores + np.log(np.maximum(shares, SMALLEST_SHARE))))
+        self.held_out = _probabilities(scores + np.log(np.maximum(shares, SMALLEST_SHARE)))
         self.held_out_distances = np.empty(len(self.judged))
         for places, rows, others in parts:
             self.held_out_distances[places] = others.distances(rows, self.shrinkage)
 
     def posterior(self, features: Any) -> Floats:
         """Returns class probabilities [n, classes] of embeddings [n, width]."""
-        return np.exp(log_softmax(self.fit.linear.logits(self._rows(features))))
+        return _probabilities(self.fit.linear.logits(self._rows(features)))
 
     def distances(self, features: Any) -> Floats:
         """Returns squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
@@ -68,6 +69,11 @@ class Probe:
                 "with the same encoder"
             )
         return unit_rows(matrix)
+
+
+def _probabilities(logits: Floats) -> Floats:
+    found: Floats = np.exp(torch.from_numpy(logits).log_softmax(dim=1).numpy())
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ These lines are the same merge with the old head, the base, the last checkpoint,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import Bools, Paired, Verdict, holm, mixed_share, paired, sample_weights
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.files import Progress
-from tunable_magmax.models.head import Linear, builtin_head
+from tunable_magmax.models.head import Linear
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.points import Setting
@@ -111,7 +111,7 @@ class Scores:
         used = find_head(run.base, None, run)
         self.run = run
         self.bench = Bench(run, head=used.frozen, device=device, progress=progress)
-        self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else used.head
+        self.head = used.head
         kept = KeptSamples.open(self.bench) if self.bench.views else None
         alike = np.full(len(self.bench.classes), 1 / len(self.bench.classes))
         self.kept = None if kept is None else kept.take(self.bench, alike, FIT_ROWS)
@@ -145,14 +145,10 @@ class Scores:
 
     # -- points ------------------------------------------------------------------------------------------------------
 
-    def point(
-        self, setting: Setting, data: DataSet, mix: Sequence[float], check: Callable[[], None] | None = None
-    ) -> Point:
-        """Scores a model on a mix. `check` is called now and then, and may raise to stop it."""
+    def point(self, setting: Setting, data: DataSet, mix: Sequence[float]) -> Point:
+        """Scores a model on a mix."""
         facts = self.facts(setting)
-        if data.judged is None:
-            self.bench.features(setting.spec, data.samples, check)
-        right = self.right(setting.spec, facts, data, check)
+        right = self.right(setting.spec, facts, data)
         key = repr((setting.spec, facts.key, data.samples.name))
         return Point(
             id=hashlib.sha256(key.encode()).hexdigest()[:12],
@@ -176,9 +172,9 @@ class Scores:
         known = setting.preference if fits else replace(setting.preference, prior=None)
         return SiteFacts(known.weights, site_shares(known, self.bench.classes), self.kept, moved=fits)
 
-    def right(self, spec: MergeSpec, facts: SiteFacts, data: DataSet, check: Callable[[], None] | None = None) -> Bools:
+    def right(self, spec: MergeSpec, facts: SiteFacts, data: DataSet) -> Bools:
         """Returns which samples a model gets right with the head that fits it."""
-        fit = self.bench.fit(spec, facts, check)
+        fit = self.bench.fit(spec, facts)
         if data.judged is not None:
             crossed: Bools = fit.right[np.isin(fit.judged, data.judged)]
             return crossed

@@ -138,7 +138,7 @@ class Studio:
 
     def _progress(self, what: str) -> Callable[[str, int, int], None]:
         def progress(phase: str, done: int, total: int) -> None:
-            self.worker.check()
+            self.worker.check(phase)
             self.events.publish("progress", {"what": what, "phase": phase, "done": done, "total": total})
 
         return progress
@@ -220,13 +220,13 @@ class Studio:
         self.scores  # noqa: B018  (refused until it is there)
         self.setting(request)
         self._data_of(request)
-        return self.worker.request(lambda check: self.measure_now(request, check))
+        return self.worker.request(lambda: self.measure_now(request))
 
-    def measure_now(self, request: PointRequest, check: Callable[[], None] | None = None) -> dict[str, Any]:
+    def measure_now(self, request: PointRequest) -> dict[str, Any]:
         """Measures a point, and compares it with the lines."""
         setting, data = self.setting(request), self._data_of(request)
         mix = Preference.from_weights(setting.preference.weights if request.mix is None else request.mix).weights
-        point = self.scores.point(setting, data, mix, check)
+        point = self.scores.point(setting, data, mix)
         self._points[point.id] = point, data
         return asdict(point)
 

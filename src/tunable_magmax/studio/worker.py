@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -74,18 +75,16 @@ class Events:
                 self._queues.pop(queue, None)
 
 
-Check: TypeAlias = Callable[[], None]
-"""Raises `Stopped` once a newer request came."""
-
-
 class Worker:
     """One thread for everything that uses the models: requests first, the latest only; then steps of longer work."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._changed = threading.Condition()
-        self._next: tuple[int, Callable[[Check], dict[str, Any]]] | None = None
+        self._next: tuple[int, Callable[[], dict[str, Any]]] | None = None
         self._last = 0
+        self._began = math.inf
+        """When the measurement that goes on began; infinite if none does."""
         self._steps: deque[tuple[dict[str, Any], Iterator[None]]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="studio", daemon=True)
@@ -102,12 +101,15 @@ class Worker:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=20)
 
-    def check(self) -> None:
-        """Raises `Stopped` if the studio closes."""
+    def check(self, phase: str) -> None:
+        """Raises `Stopped` if the studio closes, or a newer request waits for a measurement that embeds for long."""
         if self._stopping:
             raise Stopped("the studio closes")
+        is_late = time.monotonic() - self._began > PATIENCE and threading.current_thread() is self._thread
+        if is_late and phase == "embedding" and self._next is not None:
+            raise Stopped("a newer request came")
 
-    def request(self, work: Callable[[Check], dict[str, Any]]) -> int:
+    def request(self, work: Callable[[], dict[str, Any]]) -> int:
         """Takes a request, instead of one that waits; returns its number. The event `measured` has its result."""
         with self._changed:
             self._last += 1
@@ -137,20 +139,15 @@ class Worker:
             elif self._step(*self._steps[0]):
                 self._steps.popleft()
 
-    def _serve(self, number: int, work: Callable[[Check], dict[str, Any]]) -> None:
-        began = time.monotonic()
-
-        def check() -> None:
-            self.check()
-            if self._next is not None and time.monotonic() - began > PATIENCE:
-                raise Stopped("a newer request came")
-
+    def _serve(self, number: int, work: Callable[[], dict[str, Any]]) -> None:
+        self._began = time.monotonic()
         try:
-            self._events.publish("measured", {**work(check), "request": number})
+            self._events.publish("measured", {**work(), "request": number})
         except Stopped:
             self._events.publish("superseded", {"request": number})
         except Exception as error:
             self._events.publish("failed", {"request": number, **error_body(error)})
+        self._began = math.inf
 
     def _step(self, about: dict[str, Any], steps: Iterator[None]) -> bool:
         """Does a step of longer work; returns whether that was the last."""

@@ -193,7 +193,7 @@ def compare(
         model=None if folder is None else str(folder),
         weights=dict(zip(run.names, map(float, chosen.weights), strict=True)),
         samples=len(samples),
-        unreadable=samples.prepared.failed,
+        unreadable=len(labelled) - len(samples),
         unknown_labels=labelled.unknown,
         kept=0 if material.all.kept is None else len(material.all.kept),
         rows=compared_rows(models, next(k for k, (_, _, spec, _) in enumerate(models) if spec == mine)),

@@ -166,7 +166,7 @@ def _evaluate_run(run: Run, options: EvalOptions, progress: Progress | None) -> 
         for number in (known[name] for name in chosen):
             logits = bench.logits(MergeSpec(checkpoint=number), opened)
             accuracies[places[number]] = readable.accuracy(logits, used.head.classes)
-    failed, matrix = opened.prepared.failed, _matrix(run, accuracies)
+    failed, matrix = len(labelled) - len(opened), _matrix(run, accuracies)
     return Evaluation(str(run.path), origin, used.source, accuracies, failed, labelled.unknown, matrix=matrix)
 
 

@@ -109,7 +109,7 @@ def init_run(path: Path, options: InitOptions, progress: Progress | None = None)
             command = run.how_to_add("--data", f"{name}=DATA")
             error.add_note(f"{path} is there, with {done} of {len(data)} profiles; make the others by {command}")
             raise
-    warn_of_unseen_classes(run, data, is_whole=False)
+    warn_of_unseen_classes(run, data)
     return InitResult(inputs, run, tuple(notes))
 
 

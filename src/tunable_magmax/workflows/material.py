@@ -12,7 +12,7 @@ from tunable_magmax.checkpoints.companions import are_generic
 from tunable_magmax.data.arrays import Floats, Ints, choose_rows
 from tunable_magmax.data.samples import Samples, by_name, joined
 from tunable_magmax.evaluation.bench import ANCHORS, LEAST_WEIGHT, Bench, BenchData, SiteFacts
-from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes, tokens_of
+from tunable_magmax.evaluation.choosing import CANDIDATES, affordable, choose_kept, sizes
 from tunable_magmax.evaluation.run_models import task_labels
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.site import Site
@@ -150,7 +150,7 @@ def open_material(
     kept = KeptSamples.open(bench) if kept is None else kept
     facts, few, count, inputs = SiteFacts(weights, shares), None, CANDIDATES, MOST_ANCHORS
     if kept is not None:
-        total = affordable(bench, tokens_of(bench, kept.first(bench)))
+        total = affordable(bench, kept.first(bench))
         count, judging, most = sizes(total)
         matter = max(1, sum(weight >= LEAST_WEIGHT for weight in weights))
         # Each task's checkpoint and each model that is tried embed anchors; they cost half of what choosing may.

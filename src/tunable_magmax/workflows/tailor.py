@@ -33,7 +33,7 @@ from tunable_magmax.evaluation.choosing import (
     effective_tasks,
     gather_evidence,
 )
-from tunable_magmax.evaluation.run_models import MergeSpec, refuse_adapters, refuse_too_large, warn_of_unseen_classes
+from tunable_magmax.evaluation.run_models import MergeSpec, refuse_too_large, warn_of_unseen_classes
 from tunable_magmax.files import Progress, identities
 from tunable_magmax.merging.methods import files_of_method, load_method, method_class, read_options
 from tunable_magmax.merging.walker import kernels_for, plan_memory
@@ -133,8 +133,6 @@ def tailor(run: Run | str | os.PathLike[str], options: TailorOptions, progress: 
     if is_one_file(out):
         raise InputError(f"{out} is one file, but a tailored model is a directory: choose a name without .safetensors")
     Output.check(out, options.output.overwrite)
-    if run.head is None:
-        refuse_adapters(run.tasks)
     refuse_too_large(run.base, run.tasks)
     site = Site(run, options.sources, options.reading, options.seed, progress)
     with collected_warnings() as texts:

@@ -216,7 +216,8 @@ class ExpectedAccuracy(NamedTuple):
         >>> [round(each, 2) for each in ExpectedAccuracy(0.9, 0.88, 0.91).widened(45)]
         [0.9, 0.82, 0.97]
         """
-        scatter = TELLING * np.sqrt(self.value * (1 - self.value) / worth)
+        share = np.clip(self.value, 0.5 / worth, 1 - 0.5 / worth)  # where all are right, the next one may be wrong
+        scatter = TELLING * np.sqrt(share * (1 - share) / worth)
         below, above = (np.hypot(end - self.value, scatter) for end in (self.low, self.high))
         return ExpectedAccuracy(self.value, float(max(self.value - below, 0)), float(min(self.value + above, 1)))
 

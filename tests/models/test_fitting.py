@@ -6,7 +6,7 @@ import torch
 from scipy.special import log_softmax
 
 from tunable_magmax.models import fitting
-from tunable_magmax.models.discriminant import Discriminant
+from tunable_magmax.models.discriminant import Discriminant, class_totals
 from tunable_magmax.models.fitting import LEAST_GAIN, FoldedRows, View
 from tunable_magmax.models.head import Linear
 
@@ -45,6 +45,17 @@ def direct_scores(features: np.ndarray, labels: np.ndarray, shrinkage: float, po
     shrunk = (1 - shrinkage) * covariance + shrinkage * level * np.eye(len(covariance))
     away = points[:, None, :] - means[None]
     return -0.5 * np.einsum("ncd,de,nce->nc", away, np.linalg.inv(shrunk), away)
+
+
+@pytest.mark.parametrize("shrinkage", [0.003, 0.2, 0.9])
+def test_the_matrix_is_the_textbooks_discriminant(shrinkage):
+    features, labels, _ = draw(60)
+    points, _, _ = draw(20, seed=5)
+    rows, counts = torch.from_numpy(features), torch.ones(len(features), dtype=torch.float64)
+    found = Discriminant.of(class_totals(rows, torch.from_numpy(labels), CLASSES, counts), counts.new_zeros(6))
+    weight, bias = (each.numpy() for each in found.linear(shrinkage))
+    expected = direct_scores(features, labels, shrinkage, points)
+    np.testing.assert_allclose(centred(points @ weight.T + bias), centred(expected), atol=1e-8)
 
 
 def test_logits_are_discriminant_old_head_and_shares_and_nothing_else():

@@ -124,10 +124,7 @@ class Bench(AbstractContextManager["Bench"]):
         progress: Progress | None = None,
         precise: bool = True,
     ) -> None:
-        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have.
-
-        `progress` may raise, to stop what goes on.
-        """
+        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
         self.run, self.progress, self.precise = run, progress, precise
         options: dict[str, Any] = {"seed": seed, "device": usable_device(device), "progress": progress}
         self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)

@@ -26,6 +26,7 @@ LEVEL = 0.9
 """The part of the posterior inside an interval."""
 CHAINS, WARM_UP, ROUNDS = 32, 30, 40
 CELLS = 2_000_000  # chains x samples x groups at a time; of many samples fewer chains are enough
+FEW_CELLS, MOST_TIMES = 100_000, 16  # few samples leave a chain where it began, so they get more chains
 # Chosen on seeds and partitions that no table uses (benchmarks/mixture.py).
 FEW = 1.5
 WEIGHT_GRID = np.geomspace(0.5, 50.0, 10)
@@ -105,7 +106,8 @@ def infer_mixture(evidence: Floats, groups: Groups, seed: int = 0) -> Mixture:
     """
     rows = _checked(evidence, groups)
     samples, width = rows.shape
-    chains = int(np.clip(CELLS // (samples * width), 4, CHAINS))
+    usual = int(np.clip(CELLS // (samples * width), 4, CHAINS))
+    chains = usual * int(np.clip(FEW_CELLS // (usual * samples * width), 1, MOST_TIMES))
     rng = np.random.default_rng(seed)
     belongs = np.eye(groups.tasks)[groups.owners]
     weight_prior = _WeightPrior.of(groups.tasks, samples)

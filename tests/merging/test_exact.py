@@ -4,16 +4,19 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from models.tiny import classifier
 from naive import Unrepresentable, lottery, naive_merge
 from sequences import raw
 from strategies import FEW_TASKS, SEEDS, merges, models, weights
 
 from tunable_magmax import METHODS, merge_state_dicts
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 
 COUNTED = {"tunable_magmax", "magmax", "random_mix", "last_task"}
 
@@ -402,6 +405,27 @@ def test_a_step_that_is_stretched_far_is_told() -> None:
     assert len(told) == 1
     assert merge_state_dicts(base, tasks, weights=[1, 0], scale=3).report.warnings == ()
     assert merge_state_dicts(base, tasks, weights=[0, 1]).report.warnings == ()
+
+
+def test_rows_of_classifiers_with_other_labels_are_told() -> None:
+    def warnings_of(*labels, **options):
+        base, *tasks = (classifier("bert", names, seed) for seed, names in enumerate(labels))
+        return [w for w in merge_state_dicts(base, tasks, **options).report.warnings if "stand for other labels" in w]
+
+    generic, pets, tools = ("LABEL_0", "LABEL_1"), ("cat", "dog"), ("saw", "nail")
+    assert "classifier.weight" in warnings_of(generic, pets, tools)[0]
+    assert not warnings_of(generic, pets, pets)
+    assert not warnings_of(generic, pets, tools, exclude=["classifier.*"])
+    assert not warnings_of(None, None, None)
+
+
+def test_counts_are_exact_inside_each_tensor(monkeypatch) -> None:
+    names, found = iter("ab"), NumbaKernels.gather
+    moved = {"a": np.array([1, -1]), "b": np.array([-1, 1])}
+    monkeypatch.setattr(NumbaKernels, "gather", lambda *given: [found(*given)[0] + moved[next(names)]])
+    base, task = ({name: torch.full((20,), float(value)) for name in "ab"} for value in (0, 1))
+    with pytest.raises(ExactnessError, match=r"of a, the tasks own \(11, 9\) elements, not \(10, 10\)"):
+        merge_state_dicts(base, [task, task], scope="tensor", scale=1, threads=1)
 
 
 def test_tensors_without_values_are_refused() -> None:

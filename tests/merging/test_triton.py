@@ -53,9 +53,8 @@ def test_windows_of_any_width_find_the_same_keys(narrow: float, scope: str, monk
     monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
     monkeypatch.setattr(triton_ops, "windows", lambda n, c: _windows(n, c, narrow))
     monkeypatch.setattr(triton_ops, "sqrt", lambda expected: -expected / 8)
-    assert raw(state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope).state_dict) == raw(
-        wanted.state_dict
-    )
+    found = state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope)
+    assert raw(found.state_dict) == raw(wanted.state_dict)
 
 
 def _windows(n: int, candidates: int, width: float) -> Iterator[tuple[int, int]]:

@@ -131,7 +131,7 @@ class Method:
         raise InputError(f"the method {type(self).__name__} has neither `vector` nor `combine`: give it one of them")
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
-        """Returns the merged task vector of a matrix, in its working type or float64, if it `merges_matrices`.
+        """Returns the merged task vector of a matrix, new, in its working type or float64, if it `merges_matrices`.
 
         `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
         """
@@ -310,7 +310,7 @@ class TaskSingularVectors(Average):
         kept: dict[tuple[int, int], Any] = {} if self.kept is None else self.kept
         latest: tuple[list[int], Tensor] | None = kept.get((tensor, self.tasks))
         if latest is not None and latest[0] == ranks:  # a merge with another scale had the same
-            return latest[1]
+            return latest[1].clone()
 
         def part(task: int, rank: int) -> tuple[Tensor, Triples]:
             values = vector(task)
@@ -323,7 +323,7 @@ class TaskSingularVectors(Average):
         made = united((part(task, rank) for task, rank in enumerate(ranks) if rank), *sorted(shape))
         merged = torch.zeros_like(vector(0)) if made is None else (made.mT if tall else made).to(vector(0).dtype)
         if self.kept is not None:
-            self.kept[tensor, self.tasks] = ranks, merged
+            self.kept[tensor, self.tasks] = ranks, merged.clone()
         return merged
 
 

@@ -307,14 +307,11 @@ def test_parameters_with_gradients():
     assert merged.report.elements == 8
 
 
-def test_lambda_is_rounded_to_the_working_type_first():
+def test_lambda_is_rounded_to_the_working_type_first_and_operations_are_not_fused():
     base, task = {"w": torch.zeros(1)}, {"w": torch.full((1,), 9.0)}
     out = merge(base, [task], scale=0.1)
     assert out.state_dict["w"].item() == 0.9000000357627869  # and not float32(0.1 * 9) = 0.8999999761581421
     assert out.report.scale == 0.1
-
-
-def test_the_operations_are_not_fused():
     base, task = {"w": torch.tensor([-1 - 2.0**-22])}, {"w": torch.tensor([-(2.0**-23)])}
     assert merge(base, [task], scale=1 + 2.0**-23).state_dict["w"].item() == 0.0
 
@@ -352,6 +349,7 @@ def refusal(base=BASE, tasks=TASKS, **options):
         ({"seed": 2**64}, ["seed", "18446744073709551616"]),
         ({"seed": 1.5}, ["seed", "1.5"]),
         ({"compare": "activ"}, ["compare", "active", "all"]),
+        ({"tasks": []}, ["task"]),
     ],
     ids=str,
 )
@@ -359,10 +357,6 @@ def test_bad_options(options, fragments):
     message = refusal(**options).lower()
     for fragment in fragments:
         assert fragment in message, message
-
-
-def test_no_task():
-    assert "task" in refusal(tasks=[])
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
@@ -408,15 +402,15 @@ def test_a_step_that_is_stretched_far_is_told() -> None:
 
 
 def test_rows_of_classifiers_with_other_labels_are_told() -> None:
-    def warnings_of(*labels, **options):
-        base, *tasks = (classifier("bert", names, seed) for seed, names in enumerate(labels))
+    def warnings_of(*labels, architecture=None, **options):
+        base, *tasks = (classifier("bert", names, seed, architecture) for seed, names in enumerate(labels))
         return [w for w in merge_state_dicts(base, tasks, **options).report.warnings if "stand for other labels" in w]
 
     generic, pets, tools = ("LABEL_0", "LABEL_1"), ("cat", "dog"), ("saw", "nail")
     assert "classifier.weight" in warnings_of(generic, pets, tools)[0]
     assert not warnings_of(generic, pets, pets)
     assert not warnings_of(generic, pets, tools, exclude=["classifier.*"])
-    assert not warnings_of(None, None, None)
+    assert not warnings_of(generic, pets, tools, architecture="BertModel")
 
 
 def test_counts_are_exact_inside_each_tensor(monkeypatch) -> None:

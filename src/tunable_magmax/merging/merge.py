@@ -405,13 +405,13 @@ class Merge:
             for k, tensor in enumerate(mergeable)
             if k in merged
         }
-        exact = [("all", counts, method.budget)]
+        exact = [("all tensors", counts, method.budget)]
         if self.options.scope == "tensor":
-            sizes = {mergeable[k].name: mergeable[k].size for k in merged}
-            exact += [(name, tensors[name].counts, method.expected_budget(size)) for name, size in sizes.items()]
-        for name, own, budget in exact:
-            if budget is not None and own != budget:
-                raise ExactnessError(f"of {name}, the tasks own {own} elements, not {budget}; please report this")
+            own = [mergeable[k] for k in merged]
+            exact += [(each.name, tensors[each.name].counts, method.expected_budget(each.size)) for each in own]
+        for where, found, budget in exact:
+            if budget is not None and found != budget:
+                raise ExactnessError(f"of {where}, the tasks own {found} elements, not {budget}; please report this")
         unmerged = [tensor.name for k, tensor in enumerate(mergeable) if k not in merged]
         return MergeReport(
             method=self.options.method,

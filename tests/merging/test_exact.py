@@ -371,8 +371,7 @@ def test_nan_in_the_base_too(value, method):
 
 def test_nan_in_the_last_element_of_a_tensor_that_only_nan_changes():
     base = {"w": torch.zeros(130)}
-    bad = torch.zeros(130)
-    bad[-1] = NAN
+    bad = torch.tensor([0.0] * 129 + [NAN])
     assert "task 1" in refusal(base, [{"w": bad}])
 
 
@@ -395,8 +394,7 @@ def test_quantised_weights():
 def test_a_step_that_is_stretched_far_is_told() -> None:
     base = {"w": torch.zeros(100)}
     tasks = [{"w": torch.ones(100)}, {"w": torch.full((100,), 3.0)}]
-    told = [w for w in merge_state_dicts(base, tasks, weights=[1, 0]).report.warnings if "matched scale is 3" in w]
-    assert len(told) == 1
+    assert sum("matched scale is 3" in w for w in merge_state_dicts(base, tasks, weights=[1, 0]).report.warnings) == 1
     assert merge_state_dicts(base, tasks, weights=[1, 0], scale=3).report.warnings == ()
     assert merge_state_dicts(base, tasks, weights=[0, 1]).report.warnings == ()
 

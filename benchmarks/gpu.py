@@ -28,8 +28,10 @@ from vit import ELEMENTS, shapes
 
 import tunable_magmax as tmx
 from tunable_magmax.merging.layout import Layout, build_layout
+from tunable_magmax.merging.merge import Merge
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.merging.state_dicts import merge_in_memory, signature_of
+from tunable_magmax.merging.state_dicts import MemorySource, signature_of
+from tunable_magmax.merging.walker import Sources, kernels_for
 
 State = dict[str, torch.Tensor]
 
@@ -95,7 +97,9 @@ class Case:
     def in_place(self, given: dict[str, Any]) -> None:
         """A whole merge of what lies on the device, with the layout made before."""
         options = read_options(len(self.vectors), **given)
-        with merge_in_memory(self.layout, self.base, self.vectors, options, self.labels, None) as merge:
+        states = MemorySource.of(self.layout, [self.base, *self.vectors])
+        sources = Sources(self.layout, states, self.labels, in_memory=True)
+        with Merge(sources, options, kernels_for(torch.device("cuda"))) as merge:
             merge.survey()
             merge.decide()
             merge.values()

@@ -4,16 +4,19 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from models.tiny import classifier
 from naive import Unrepresentable, lottery, naive_merge
 from sequences import raw
 from strategies import FEW_TASKS, SEEDS, merges, models, weights
 
 from tunable_magmax import METHODS, merge_state_dicts
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.merging.kernels.numba_ops import NumbaKernels
 
 COUNTED = {"tunable_magmax", "magmax", "random_mix", "last_task"}
 
@@ -304,14 +307,11 @@ def test_parameters_with_gradients():
     assert merged.report.elements == 8
 
 
-def test_lambda_is_rounded_to_the_working_type_first():
+def test_lambda_is_rounded_to_the_working_type_first_and_operations_are_not_fused():
     base, task = {"w": torch.zeros(1)}, {"w": torch.full((1,), 9.0)}
     out = merge(base, [task], scale=0.1)
     assert out.state_dict["w"].item() == 0.9000000357627869  # and not float32(0.1 * 9) = 0.8999999761581421
     assert out.report.scale == 0.1
-
-
-def test_the_operations_are_not_fused():
     base, task = {"w": torch.tensor([-1 - 2.0**-22])}, {"w": torch.tensor([-(2.0**-23)])}
     assert merge(base, [task], scale=1 + 2.0**-23).state_dict["w"].item() == 0.0
 
@@ -349,6 +349,7 @@ def refusal(base=BASE, tasks=TASKS, **options):
         ({"seed": 2**64}, ["seed", "18446744073709551616"]),
         ({"seed": 1.5}, ["seed", "1.5"]),
         ({"compare": "activ"}, ["compare", "active", "all"]),
+        ({"tasks": []}, ["task"]),
     ],
     ids=str,
 )
@@ -356,10 +357,6 @@ def test_bad_options(options, fragments):
     message = refusal(**options).lower()
     for fragment in fragments:
         assert fragment in message, message
-
-
-def test_no_task():
-    assert "task" in refusal(tasks=[])
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
@@ -374,8 +371,7 @@ def test_nan_in_the_base_too(value, method):
 
 def test_nan_in_the_last_element_of_a_tensor_that_only_nan_changes():
     base = {"w": torch.zeros(130)}
-    bad = torch.zeros(130)
-    bad[-1] = NAN
+    bad = torch.tensor([0.0] * 129 + [NAN])
     assert "task 1" in refusal(base, [{"w": bad}])
 
 
@@ -398,10 +394,30 @@ def test_quantised_weights():
 def test_a_step_that_is_stretched_far_is_told() -> None:
     base = {"w": torch.zeros(100)}
     tasks = [{"w": torch.ones(100)}, {"w": torch.full((100,), 3.0)}]
-    told = [w for w in merge_state_dicts(base, tasks, weights=[1, 0]).report.warnings if "matched scale is 3" in w]
-    assert len(told) == 1
+    assert sum("matched scale is 3" in w for w in merge_state_dicts(base, tasks, weights=[1, 0]).report.warnings) == 1
     assert merge_state_dicts(base, tasks, weights=[1, 0], scale=3).report.warnings == ()
     assert merge_state_dicts(base, tasks, weights=[0, 1]).report.warnings == ()
+
+
+def test_rows_of_classifiers_with_other_labels_are_told() -> None:
+    def warnings_of(*labels, architecture=None, **options):
+        base, *tasks = (classifier("bert", names, seed, architecture) for seed, names in enumerate(labels))
+        return [w for w in merge_state_dicts(base, tasks, **options).report.warnings if "stand for other labels" in w]
+
+    generic, pets, tools = ("LABEL_0", "LABEL_1"), ("cat", "dog"), ("saw", "nail")
+    assert "classifier.weight" in warnings_of(generic, pets, tools)[0]
+    assert not warnings_of(generic, pets, pets)
+    assert not warnings_of(generic, pets, tools, exclude=["classifier.*"])
+    assert not warnings_of(generic, pets, tools, architecture="BertModel")
+
+
+def test_counts_are_exact_inside_each_tensor(monkeypatch) -> None:
+    names, found = iter("ab"), NumbaKernels.gather
+    moved = {"a": np.array([1, -1]), "b": np.array([-1, 1])}
+    monkeypatch.setattr(NumbaKernels, "gather", lambda *given: [found(*given)[0] + moved[next(names)]])
+    base, task = ({name: torch.full((20,), float(value)) for name in "ab"} for value in (0, 1))
+    with pytest.raises(ExactnessError, match=r"of a, the tasks own \(11, 9\) elements, not \(10, 10\)"):
+        merge_state_dicts(base, [task, task], scope="tensor", scale=1, threads=1)
 
 
 def test_tensors_without_values_are_refused() -> None:

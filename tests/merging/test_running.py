@@ -47,23 +47,15 @@ def test_tied_names_stay_tied():
     running = RunningMagmax({"embed": shared, "head": shared})
     running.add({"embed": torch.ones(4)})
     assert running.merged(1)["head"].tolist() == [1, 1, 1, 1]
-
-
-def test_names_that_the_base_ties_stay_together():
-    shared = torch.zeros(4)
-    running = RunningMagmax({"embed": shared, "head": shared})
     with pytest.raises(InputError, match="ties 'head' to 'embed', but the new task holds both"):
         running.add({"embed": torch.ones(4), "head": torch.zeros(4)})
 
 
-def test_a_value_that_does_not_fit_is_refused():
+def test_refusals():
     running = RunningMagmax({"w": torch.tensor([60000.0], dtype=torch.float16)})
     running.add({"w": torch.tensor([65000.0], dtype=torch.float16)})
     with pytest.raises(InputError, match="'w': a merged value does not fit in float16"):
         running.merged(scale=3)
-
-
-def test_refusals():
     running = RunningMagmax({"w": torch.zeros(2)})
     with pytest.raises(InputError, match="no task was added yet"):
         running.merged()

@@ -53,9 +53,8 @@ def test_windows_of_any_width_find_the_same_keys(narrow: float, scope: str, monk
     monkeypatch.setattr(state_dicts, "kernels_for", lambda device: kernels)
     monkeypatch.setattr(triton_ops, "windows", lambda n, c: _windows(n, c, narrow))
     monkeypatch.setattr(triton_ops, "sqrt", lambda expected: -expected / 8)
-    assert raw(state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope).state_dict) == raw(
-        wanted.state_dict
-    )
+    found = state_dicts.merge_state_dicts(*models, weights=WEIGHTS, scope=scope)
+    assert raw(found.state_dict) == raw(wanted.state_dict)
 
 
 def _windows(n: int, candidates: int, width: float) -> Iterator[tuple[int, int]]:
@@ -78,7 +77,7 @@ COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tunable_magmax.merging.kernels import triton_ops as ops
+from tunable_magmax.merging.kernels import programs as ops
 
 number, table, bits = "i64", "*i64", "*i8"
 for real in ("*fp32", "*fp64"):
@@ -88,10 +87,9 @@ for real in ("*fp32", "*fp64"):
     given |= dict.fromkeys(["base", "out", "like", "scale"], real)
     given |= {"factors": "*fp64", "squares": "*fp64", "sums": "*fp64", "BLOCK": "constexpr"}
     for program in (
-        ops._survey, ops._count_common, ops._scan_keys, ops._gather, ops._largest, ops._weighted_sum,
-        ops._squares, ops._step,
+        ops.survey, ops.count_common, ops.scan_keys, ops.gather, ops.largest, ops.weighted_sum, ops.squares, ops.step,
     ):
-        types = {**given, "flags": "*i32" if program is ops._survey else table}
+        types = {**given, "flags": "*i32" if program is ops.survey else table}
         source = ASTSource(program, {name: types[name] for name in program.arg_names}, {"BLOCK": ops.BLOCK})
         code = compile(source, target=GPUTarget("cuda", 90, 32), options=ops.COMPILED).asm
         assert code["cubin"], program

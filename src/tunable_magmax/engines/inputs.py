@@ -24,7 +24,6 @@ from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, torch_dtyp
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.merging.layout import Layout, build_layout
-from tunable_magmax.merging.methods import unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.walker import Source, Sources
 
@@ -94,7 +93,7 @@ class Inputs:
         names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
         options, heads = self._options, self.heads
         exclude = options.exclude if heads is None else (*(options.exclude or ()), *map(escape, heads.copied))
-        return build_layout(signatures, names, options.include, exclude, unused_options(options))
+        return build_layout(signatures, names, options.include, exclude)
 
     @property
     def base(self) -> Checkpoint:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -100,13 +100,11 @@ def build_layout(
     labels: Sequence[str],
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
-    warnings: Iterable[str] = (),
 ) -> Layout:
     """Matches the base (first) with the tasks. All problems are collected and raised as one `InputError`.
 
     Its message shows the first of each kind, and its `problems` are all of them. A pattern of `include` that matches
-    nothing is refused before anything else; one of `exclude` is a warning. The layout has these and the given
-    `warnings`.
+    nothing is refused before anything else; one of `exclude` is a warning.
     """
     if idle := list(_idle_patterns(signatures, include, "include")):
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
@@ -161,7 +159,7 @@ def build_layout(
         tuple(Mergeable(name, floats[name], start) for name, start in zip(order, starts, strict=False)),
         tuple(sorted(excluded + integers, key=lambda info: info.name)),
         ties,
-        (*warnings, *_idle_patterns(signatures, exclude, "exclude")),
+        tuple(_idle_patterns(signatures, exclude, "exclude")),
     )
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.kernels import (
     Chunk,
     Counts,
@@ -33,8 +33,8 @@ from tunable_magmax.merging.kernels import (
     padded,
 )
 from tunable_magmax.merging.layout import Mergeable
-from tunable_magmax.merging.methods import Method, method_class
-from tunable_magmax.merging.options import FOR_FILES, Options
+from tunable_magmax.merging.methods import Method, method_class, unused_options
+from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.owners import MergedElements, Part
 from tunable_magmax.merging.report import MergeReport, Survey, TensorReport, matched_scale, options_used, significant
 from tunable_magmax.merging.walker import (
@@ -95,7 +95,7 @@ class Merge:
         self.found: Findings = {}
         self.unchanged: list[int] = []
 
-    def __enter__(self) -> Merge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -220,10 +220,15 @@ class Merge:
         self.measure()
         self.scale = matched_scale(self.last_square, self.merged_square)
 
+    @property
+    def _keeps_vectors(self) -> bool:
+        """Whether merged vectors are kept from the walk that measures them to the one that renders."""
+        return self.options.matched and self.memory.cached_delta > 0
+
     def _make_room(self, places: Sequence[TensorPlace]) -> None:
-        """Makes room for the merged vector of some tensors, if memory allows."""
-        if self.memory.cached_delta:
-            for place in places:
+        """Makes room for the merged vectors of some tensors, if they are kept."""
+        for place in places if self._keeps_vectors else ():
+            if not self._is_matrix(place):
                 working = self.layout.mergeable[place.tensor].working
                 self._cached_delta[place.tensor] = self.kernels.empty(place.size, working)
 
@@ -326,23 +331,18 @@ class Merge:
     def _with_matrices(self, places: Sequence[TensorPlace]) -> Iterator[Sequence[TensorPlace]]:
         """Yields the tensors in order: a matrix that is merged whole alone, with its vector at hand; others together.
 
-        A vector for which there is no room is let go when the next tensors are asked for.
+        A vector that is not kept is let go when the next tensors are asked for.
         """
         for whole, alike in groupby(places, self._is_matrix):
             if not whole:
                 yield list(alike)
                 continue
             for place in alike:
-                k, kept = place.tensor, self._cached_delta.get(place.tensor)
-                if kept is None:
-                    self._cached_delta[k] = self._merge_matrix(place)
-                elif k not in self.found:
-                    kept.copy_(self._merge_matrix(place))
-                try:
-                    yield [place]
-                finally:
-                    if kept is None:
-                        del self._cached_delta[k]
+                if place.tensor not in self._cached_delta:
+                    self._cached_delta[place.tensor] = self._merge_matrix(place)
+                yield [place]
+                if not self._keeps_vectors:
+                    del self._cached_delta[place.tensor]
 
     def _render_batch(
         self, ranges: Sequence[TensorRange], chunks: Sequence[Chunk], outs: list[Tensor], steps: bool
@@ -368,9 +368,6 @@ class Merge:
 
     def values(self) -> dict[str, Tensor]:
         """Returns the merged tensors by name. Call it once: vectors that were kept become the output."""
-        for name in FOR_FILES:
-            if getattr(self.options, name) is not None:
-                raise InputError(f"{name} is for merges of files; tensors in memory are merged into a whole model")
         out: dict[int, Tensor] = {}
         for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])
@@ -403,13 +400,18 @@ class Merge:
         mergeable, method = self.layout.mergeable, self.method
         merged = {place.tensor for place in self.places}
         counts = self._counts(merged) or (0,) * self.tasks if method.owns else None
-        if method.budget is not None and counts != method.budget:
-            raise ExactnessError(f"the tasks own {counts} elements, not {method.budget}; please report this")
         tensors = {
             tensor.name: TensorReport(tensor.shape, self.out_dtype(tensor), self._counts([k]))
             for k, tensor in enumerate(mergeable)
             if k in merged
         }
+        exact = [("all tensors", counts, method.budget)]
+        if self.options.scope == "tensor":
+            own = [mergeable[k] for k in merged]
+            exact += [(each.name, tensors[each.name].counts, method.expected_budget(each.size)) for each in own]
+        for where, found, budget in exact:
+            if budget is not None and found != budget:
+                raise ExactnessError(f"of {where}, the tasks own {found} elements, not {budget}; please report this")
         unmerged = [tensor.name for k, tensor in enumerate(mergeable) if k not in merged]
         return MergeReport(
             method=self.options.method,
@@ -435,6 +437,7 @@ class Merge:
 
     def _warnings(self) -> Iterator[str]:
         yield from self.notes
+        yield from unused_options(self.options)
         yield from self.layout.warnings
         if not self.places:
             yield "no task changed any mergeable tensor: the result is a copy of the base"

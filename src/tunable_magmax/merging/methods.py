@@ -131,7 +131,7 @@ class Method:
         raise InputError(f"the method {type(self).__name__} has neither `vector` nor `combine`: give it one of them")
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
-        """Returns the merged task vector of a matrix, in its working type or float64, if it `merges_matrices`.
+        """Returns the merged task vector of a matrix, new, in its working type or float64, if it `merges_matrices`.
 
         `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
         """
@@ -310,7 +310,7 @@ class TaskSingularVectors(Average):
         kept: dict[tuple[int, int], Any] = {} if self.kept is None else self.kept
         latest: tuple[list[int], Tensor] | None = kept.get((tensor, self.tasks))
         if latest is not None and latest[0] == ranks:  # a merge with another scale had the same
-            return latest[1]
+            return latest[1].clone()
 
         def part(task: int, rank: int) -> tuple[Tensor, Triples]:
             values = vector(task)
@@ -323,7 +323,7 @@ class TaskSingularVectors(Average):
         made = united((part(task, rank) for task, rank in enumerate(ranks) if rank), *sorted(shape))
         merged = torch.zeros_like(vector(0)) if made is None else (made.mT if tall else made).to(vector(0).dtype)
         if self.kept is not None:
-            self.kept[tensor, self.tasks] = ranks, merged
+            self.kept[tensor, self.tasks] = ranks, merged.clone()
         return merged
 
 
@@ -354,23 +354,22 @@ def method_named(name: Any, others: Sequence[str] = ()) -> str:
     does that, and only where a user names the file. `others`: what else might have been meant by an unknown name.
     """
     if isinstance(name, type):
-        own = f"{name.__module__}:{name.__qualname__}"
-        _ADDED[own] = _checked(name, own)
-        return own
+        return _added(name, f"{name.__module__}:{name.__qualname__}")
     if isinstance(name, str) and (name in METHODS or name in _ADDED):
         return name
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if isinstance(name, str) and name in points:
         try:
-            _ADDED[name] = _checked(points[name].load(), name)
+            return _added(points[name].load(), name)
         except Exception as error:
             raise InputError(f"method {name!r}, the entry point {points[name].value}: {error!r}") from error
-        return name
     known = [*others, *METHODS, *points]
-    in_file = f": it is in a file, which only you can have run: --method FOLDER/{name}"
-    hint = in_file if names_file(name) else closest(str(name), known)
-    if str(name).endswith(".py"):
+    if names_file(name):
+        hint = f": it is in a file, which only you can have run: --method FOLDER/{name}"
+    elif str(name).endswith(".py"):
         hint = f": name the class in the file, too: --method {name}:CLASS"
+    else:
+        hint = closest(str(name), known)
     raise InputError(f"unknown method {name!r}{hint}; known: {', '.join(known)}")
 
 
@@ -419,11 +418,11 @@ def load_method(name: str, others: Sequence[str] = ()) -> str:
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Method)]
         raise InputError(f"method {name!r}: {file} has no class {own!r}{closest(own, classes)}")
-    _ADDED[known] = _checked(found, name)
-    return known
+    return _added(found, known)
 
 
-def _checked(found: Any, name: str) -> type[Method]:
+def _added(found: Any, name: str) -> str:
+    """Returns a name by which a user's method is known from now on, if it is one."""
     if not isinstance(found, type) or not issubclass(found, Method):
         raise InputError(f"{name} is no method: expected a subclass of tunable_magmax.Method")
     if found.weights not in ("shares", "factors", "refused"):
@@ -432,7 +431,8 @@ def _checked(found: Any, name: str) -> type[Method]:
         raise InputError(f"{name} has neither `vector` nor `combine`: write one of them")
     if found.merges_matrices and found.matrix is Method.matrix:
         raise InputError(f"{name} merges matrices and has no `matrix`: write it")
-    return found
+    _ADDED[name] = found
+    return name
 
 
 def read_options(tasks: int, names: Sequence[str] | None = None, **given: Any) -> Options:

@@ -214,23 +214,35 @@ class Part:
     ) -> None:
         self._kernels, self._planes, self._walk, self._each = kernels, planes, walk, each
         self._places = {place.tensor: place for place in places}
-        self._plane_groups: dict[Group, Any] = {}
+        self._shared: dict[Group, Any] = {}
 
     def assign(
         self, groups: Sequence[Group], budgets: Sequence[Sequence[int]], rows: PlaneRows, seed: int
     ) -> list[Owners]:
         """Assigns the elements of groups of tensors that are here entirely."""
-        assert self._planes is not None
-        return self._kernels.assign(
-            self._planes, [self._here(group) for group in groups], budgets, rows, seed, self._each
-        )
+
+        def assigned(groups: Sequence[Group], budgets: Sequence[Sequence[int]], each: Each) -> list[Owners]:
+            planes = self._plane_groups(groups, each)
+            step: Step = lambda name, *numbers: [getattr(planes, name)(*numbers)]  # noqa: E731
+            return assign_owners(step, rows, budgets, seed, getattr(planes, "choose", None))
+
+        def alone(pair: tuple[Group, Sequence[int]]) -> Owners:
+            [own] = assigned([pair[0]], [pair[1]], lambda work, items: list(map(work, items)))
+            return own
+
+        if self._kernels.threads and len(groups) > 1:  # which share the threads; a single one uses them all
+            return self._each(alone, list(zip(groups, budgets, strict=True)))
+        return assigned(groups, budgets, self._each)
 
     def plane_step(self, group: Group, name: str, arguments: tuple[int, ...]) -> Any:
         """Does a step of an assignment that is made elsewhere: one of the operations of `Step`."""
-        if group not in self._plane_groups:
-            assert self._planes is not None
-            self._plane_groups[group] = self._kernels.plane_group(self._planes, self._here(group), self._each)
-        return getattr(self._plane_groups[group], name)(*arguments)
+        if group not in self._shared:
+            self._shared[group] = self._plane_groups([group], self._each)
+        return getattr(self._shared[group], name)(*arguments)
+
+    def _plane_groups(self, groups: Sequence[Group], each: Each) -> Any:
+        assert self._planes is not None
+        return self._kernels.plane_groups(self._planes, [self._here(group) for group in groups], each)
 
     def scan(self, group: Group, windows: Sequence[Window]) -> list[tuple[int, Listed]]:
         """Counts and lists the elements of a group by windows: how many are above each, and those inside."""
@@ -246,8 +258,8 @@ class Part:
         found = self._walk(work, self._here(group), lambda place: [window.task for window in windows])
         return [added(answers) for answers in zip(*(answers for _, answers in found), strict=True)]
 
-    def _here(self, *groups: Group) -> list[TensorPlace]:
-        return [self._places[tensor] for group in groups for tensor in group.tensors if tensor in self._places]
+    def _here(self, group: Group) -> list[TensorPlace]:
+        return [self._places[tensor] for tensor in group.tensors if tensor in self._places]
 
 
 def _sampled(chunk: Chunk, stride: int) -> Chunk:

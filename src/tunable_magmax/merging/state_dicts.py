@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from tunable_magmax.checkpoints.companions import are_generic
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
-from tunable_magmax.errors import InputError, plural
+from tunable_magmax.errors import InputError, plural, some_of
 from tunable_magmax.merging.budget import named_tasks
 from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.merge import Merge
-from tunable_magmax.merging.methods import Method, read_options, unused_options
+from tunable_magmax.merging.methods import Method, read_options
 from tunable_magmax.merging.options import FOR_FILES, Options, takes_options
-from tunable_magmax.merging.report import MergeReport, matched_scale
+from tunable_magmax.merging.report import MergeReport, TensorReport, matched_scale
 from tunable_magmax.merging.walker import Limits, Sources, cast_copied, does_not_fit, kernels_for
 
 StateDict = Mapping[str, Tensor]
@@ -86,15 +87,15 @@ def merge_state_dicts(base: StateDict | Module, tasks: Tasks, *, threads: int | 
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
-    with _Opened(base, tasks, threads, options) as opened:
-        merged = opened._merged()
+    with _MemoryMerge(base, tasks, threads, options) as merge:
+        merged = merge.merged()
     if not merged.report.elements:
         warnings.warn(merged.report.warnings[-1], stacklevel=2)
     return merged
 
 
-class _Opened:
-    """Base and tasks in memory, surveyed for a merge. A context manager."""
+class _MemoryMerge(Merge):
+    """A merge of dicts of tensors, or of modules, on the device where the base lies; it is surveyed."""
 
     @torch.no_grad()
     def __init__(
@@ -103,58 +104,51 @@ class _Opened:
         tasks: Tasks,
         threads: int | None,
         options: Mapping[str, Any],
-        reusable: bool = False,
+        kept: dict[type[Method], Any] | None = None,
     ) -> None:
-        given, self._names = named_tasks(tasks)
-        self._module = base if isinstance(base, Module) else None
-        self._base, *ends = (source.state_dict() if isinstance(source, Module) else source for source in (base, *given))
-        read = read_options(len(ends), self._names, **options)
-        labels = ["base", *(f"task {t}" for t in range(1, len(ends) + 1))]
-        signatures = [signature_of(each, label) for each, label in zip([self._base, *ends], labels, strict=True)]
-        layout = build_layout(signatures, labels, read.include, read.exclude)
-        self._merge = merge_in_memory(layout, self._base, ends, read, labels, threads, {} if reusable else None)
-        self._merge.survey()
-        self.elements = self._merge.elements
-        """d, the number of merged elements."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Frees the vectors and planes."""
-        self._merge.__exit__()
+        listed, self.names = named_tasks(tasks)
+        self._given = [base, *listed]
+        self._base, *_ = states = [each.state_dict() if isinstance(each, Module) else each for each in self._given]
+        read = read_options(len(listed), self.names, **options)
+        labels = ["base", *(f"task {t}" for t in range(1, len(states)))]
+        layout = build_layout(list(map(signature_of, states, labels)), labels, read.include, read.exclude)
+        sources = Sources(layout, MemorySource.of(layout, states), labels, in_memory=True)
+        device = next((tensor.device for tensor in self._base.values()), torch.device("cpu"))
+        super().__init__(sources, read, kernels_for(device), Limits(threads=threads), kept)
+        self.survey()
 
     @torch.no_grad()
-    def _merged(self) -> Merged:
+    def merged(self) -> Merged:
         """Merges, by the options that the merge has."""
-        merge = self._merge
-        merge.decide()
-        values = merge.values()
-        report = merge.report()
-        report = replace(report, warnings=(*unused_options(merge.options), *report.warnings), names=self._names)
-        return Merged(assemble(self._base, merge.layout.ties, values, merge.options.out_dtype), report, self._module)
+        for name in FOR_FILES:
+            if getattr(self.options, name) is not None:
+                raise InputError(f"{name} is for merges of files; tensors in memory are merged into a whole model")
+        self.decide()
+        values = self.values()
+        base, report = self._given[0], self.report()
+        return Merged(
+            assemble(self._base, self.layout.ties, values, self.options.out_dtype),
+            replace(report, names=self.names, warnings=(*report.warnings, *_mixed_labels(self._given, report.tensors))),
+            base if isinstance(base, Module) else None,
+        )
 
 
-def merge_in_memory(
-    layout: Layout,
-    base: StateDict,
-    tasks: Sequence[StateDict],
-    options: Options,
-    labels: Sequence[str],
-    threads: int | None,
-    kept: dict[type[Method], Any] | None = None,
-) -> Merge:
-    """Returns the merge of dicts of tensors, on the device where the base lies."""
-    device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    sources = []
-    for k, source in enumerate([base, *tasks]):
-        names = [each.infos[k].name for each in layout.mergeable]
-        sources.append(MemorySource({name: source[name].detach().reshape(-1).contiguous() for name in names}))
-    inputs, limits = Sources(layout, sources, labels, in_memory=True), Limits(threads=threads)
-    return Merge(inputs, options, kernels_for(device), limits, kept)
+def _mixed_labels(given: Iterable[object], merged: Mapping[str, TensorReport]) -> Iterator[str]:
+    """Yields a warning if rows of a merged classifier stand for other classes in one module than in another."""
+    heads: dict[tuple[str, ...], list[str]] = {}
+    for module in given:
+        named = getattr(getattr(module, "config", None), "id2label", None)
+        if named and any("Classification" in kind.__name__ for kind in type(module).__mro__):
+            labels = tuple(str(named[row]) for row in sorted(named))
+            encoder, rows = f"{getattr(module, 'base_model_prefix', '')}.", (len(labels),)
+            head = [name for name, each in merged.items() if each.shape[:1] == rows and not name.startswith(encoder)]
+            if head and not are_generic(labels):
+                heads[labels] = head
+    if len(heads) > 1:
+        yield (
+            f"rows of {some_of(next(iter(heads.values())))} stand for other labels in one model than in another and "
+            "are mixed: merge_checkpoints gives each label a row of its own, `tmx tailor` fits a head to the result"
+        )
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:
@@ -191,9 +185,13 @@ def _same(one: Tensor, other: Tensor) -> bool:
 class MemorySource:
     """A `Source` of tensors in memory: views wherever they have the type that is asked for."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """The tensors are flat."""
-        self._tensors = tensors
+    def __init__(self, state: StateDict, names: Iterable[str]) -> None:
+        self._tensors = {name: state[name].detach().reshape(-1).contiguous() for name in names}
+
+    @classmethod
+    def of(cls, layout: Layout, states: Sequence[StateDict]) -> list[Self]:
+        """Returns the sources of base and tasks."""
+        return [cls(state, [each.infos[k].name for each in layout.mergeable]) for k, state in enumerate(states)]
 
     def read(self, name: str, start: int, stop: int, scratch: Tensor) -> Tensor:
         values = self._tensors[name]
@@ -222,7 +220,7 @@ def assemble(
     return result
 
 
-class MergeSession(_Opened):
+class MergeSession:
     """Merges one base and its tasks again and again, with other weights, scales and methods. A context manager.
 
     Each merge equals `merge_state_dicts` with the same options, to the bit, but compares the task vectors only once.
@@ -246,14 +244,23 @@ class MergeSession(_Opened):
         threads: int | None = None,
     ) -> None:
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
-        super().__init__(base, tasks, threads, self._patterns, reusable=True)
+        self._merge = _MemoryMerge(base, tasks, threads, self._patterns, kept={})
+        self.elements = self._merge.elements
+        """d, the number of merged elements."""
         self._closed = False
 
     def __repr__(self) -> str:
         return f"MergeSession({plural(self._merge.tasks, 'task')}, {self.elements:,} elements)"
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        super().close()
+        """Frees the vectors and planes."""
+        self._merge.__exit__()
         self._closed = True
 
     def merge(self, **given: Any) -> Merged:
@@ -262,8 +269,8 @@ class MergeSession(_Opened):
             raise InputError("this MergeSession is closed: open another one")
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
-        self._merge.restart(read_options(self._merge.tasks, self._names, **self._patterns, **given))
-        return self._merged()
+        self._merge.restart(read_options(self._merge.tasks, self._merge.names, **self._patterns, **given))
+        return self._merge.merged()
 
 
 class RunningMagmax:

@@ -16,7 +16,7 @@ from tunable_magmax.engines.local import merge_checkpoints, plan_merge
 from tunable_magmax.engines.outputs import log_entries, read_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.methods import load_method, method_class, read_options
+from tunable_magmax.merging.methods import load_method, method_class, read_options, unused_options
 from tunable_magmax.merging.options import MethodOptions
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
@@ -70,7 +70,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify = unh
             "bytes": sum(plan.sizes),
             "files": len(plan.sizes),
             "memory": plan.memory.peak,
-            "warnings": list(dict.fromkeys([*inputs.warnings(), *layout.warnings])),
+            "warnings": list(dict.fromkeys([*inputs.warnings(), *unused_options(read), *layout.warnings])),
             "notes": list(inputs.notes()),
         }
 

@@ -1,8 +1,7 @@
 """The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`numba_ops` runs on compiled loops (CPU), `triton_ops` on Triton programs and, for what needs none, on operations of
-torch (`torch_ops`; NVIDIA GPUs). All give the same bits. A new backend implements `Kernels` and `Planes`; no other
-module knows which one is used.
+`numba_ops` runs on compiled `loops` (CPU), `triton_ops` on Triton `programs` (NVIDIA GPUs). Both give the same bits. A
+new backend implements `Kernels` and `Planes`; no other module knows which one is used.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.errors import InputError
 from tunable_magmax.merging.cuts import Cut, Listed, Window
 
 Counts: TypeAlias = NDArray[np.int64] | None
@@ -174,20 +172,12 @@ class Kernels(Protocol):
         from the base, which not finitely, and the squared length of the last vector.
         """
 
-    def assign(
-        self,
-        planes: Planes,
-        groups: Sequence[Sequence[TensorPlace]],
-        budgets: Sequence[Sequence[int]],
-        rows: PlaneRows,
-        seed: int,
-        each: Each,
-    ) -> list[Owners]:
-        """Gives each task its budget of each group's elements, as `assign_owners` does; budgets are [groups, tasks]."""
+    def plane_groups(self, planes: Planes, groups: Sequence[Sequence[TensorPlace]], each: Each) -> Any:
+        """Returns the planes of groups of tensors, with the operations of `Step`.
 
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> Any:
-        """Returns the planes of tensors whose assignment several machines share, with the operations of `Step`."""
-        raise InputError("only CPUs can share an assignment")
+        With `threads`, there is one group, of which `each` works on many spans at a time. Else these operations are on
+        all groups together, and there is a `choose` beside them.
+        """
 
     def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:
         """Returns how many elements are above a window, and those inside, or its sample of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,13 @@ from tunable_magmax.merging.kernels import (
     Each,
     Kernels,
     Keys,
-    Owners,
-    PlaneRows,
     Planes,
     TensorPlace,
     Vote,
     loops,
     padded,
 )
-from tunable_magmax.merging.owners import added, assign_owners
+from tunable_magmax.merging.owners import added
 
 WINDOW = 1 << 16
 """Pages of a mapped file come and go in aligned windows of this many bytes."""
@@ -170,10 +168,6 @@ def _room(candidates: int, low: int, high: int) -> int:
     return int(expected + 8 * math.sqrt(expected)) + 64
 
 
-def _one_by_one(work: Any, items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]
-
-
 def _addresses(tasks: Sequence[Tensor]) -> Words:
     return np.array([values.data_ptr() for values in tasks], np.uint64)
 
@@ -211,27 +205,9 @@ class NumbaKernels(Kernels):
             found.append((changed, suspect, float(square)))
         return found
 
-    def assign(
-        self,
-        planes: Planes,
-        groups: Sequence[Sequence[TensorPlace]],
-        budgets: Sequence[Sequence[int]],
-        rows: PlaneRows,
-        seed: int,
-        each: Each,
-    ) -> list[Owners]:
-        # Many groups share the threads; a single one uses them all.
-        inside, outside = (each, _one_by_one) if len(groups) == 1 else (_one_by_one, each)
-
-        def work(pair: tuple[Sequence[TensorPlace], Sequence[int]]) -> Owners:
-            group = self.plane_group(planes, pair[0], inside)
-            [own] = assign_owners(lambda name, *numbers: [getattr(group, name)(*numbers)], rows, [pair[1]], seed)
-            return own
-
-        return outside(work, list(zip(groups, budgets, strict=True)))
-
-    def plane_group(self, planes: Planes, places: Sequence[TensorPlace], each: Each) -> PlaneGroup:
+    def plane_groups(self, planes: Planes, groups: Sequence[Sequence[TensorPlace]], each: Each) -> PlaneGroup:
         assert isinstance(planes, MemoryPlanes)
+        [places] = groups
         return PlaneGroup(planes, places, self.span, each)
 
     def scan(self, chunk: Chunk, window: Window) -> tuple[int, Listed]:

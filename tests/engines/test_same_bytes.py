@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from sequences import SMALL, StateDict, digests, raw, save_sequence, sequence
 
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.merging import cuts, merge, owners, state_dicts
+from tunable_magmax.merging import cuts, merge, state_dicts
 from tunable_magmax.merging.kernels.numba_ops import MappedPlanes, NumbaKernels
 from tunable_magmax.merging.state_dicts import merge_state_dicts
 
@@ -168,8 +168,8 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
             native = NumbaKernels()
             native.chunk, native.span = chunk, span
             with monkeypatch.context() as patch:  # and samples, where all could be listed
-                for module, name in ((cuts, "SAMPLE"), (owners, "SAMPLE"), (owners, "LISTED")):
-                    patch.setattr(module, name, 256)
+                for name in ("SAMPLE", "LISTED"):
+                    patch.setattr(cuts, name, 256)
                 patch.setattr(state_dicts, "kernels_for", lambda device, native=native: native)
                 found = merge_state_dicts(base, tasks, **options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)

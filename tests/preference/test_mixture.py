@@ -133,6 +133,9 @@ def test_evidence_that_says_nothing_leaves_the_tasks_alike() -> None:
     found = infer_mixture(np.ones((20, 3)), groups)
     np.testing.assert_allclose(found.weights, 1 / 3, atol=0.08)
     assert (found.intervals[:, 1] - found.intervals[:, 0] > 0.5).all()
+    sure = infer_mixture(groups.of_labels(["a"] * 200), groups)
+    for each in (found, sure):
+        assert ((each.intervals[:, 0] <= each.weights) & (each.weights <= each.intervals[:, 1])).all()
 
 
 def test_more_samples_than_fit_at_once_and_many_tasks() -> None:

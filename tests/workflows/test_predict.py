@@ -136,6 +136,7 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     ("call", "says"),
     [
         (lambda model, _: predict(model), r"what should be classified\? Give image files"),
+        (lambda model, _: predict(model, options=replace(CPU, text=["hi", " "])), "a text is empty"),
         (lambda model, new: predict(model, [new / "no.png"]), r"no\.png does not exist"),
         (lambda model, new: predict(model, [new / "b"], replace(CPU, text=["a"])), "each takes a --text of its own"),
         (

@@ -420,7 +420,7 @@ def _notes(
         shared = [label for label in rows if sum(label in each for each in known) > 1]
         means = f"; rows of {len(shared)} labels that several tasks have are means by weight" if shared else ""
         made = f"the classifier has {len(rows)} labels, stacked of {plural(len(known), 'task')}{means}"
-        yield f"{made}; `tmx tailor` fits one to the merged encoder"
+        yield f"{made}, never trained together: expect wrong answers; `tmx tailor` fits one to the merged encoder"
         if shared and are_generic(shared):
             yield "LABEL_0, LABEL_1, ... are taken for the same classes in all tasks: if not, name them in id2label"
         if not are_generic(base) and (lost := [label for label in base if label not in rows]):

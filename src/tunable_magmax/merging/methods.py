@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from torch import Tensor
 from tunable_magmax.errors import InputError, TmxError, closest
 from tunable_magmax.lottery import RANDOM_MIX, TIES_CUT, lottery_state
 from tunable_magmax.merging.budget import in_order, split, whole_numbers
-from tunable_magmax.merging.cuts import Cut
 from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, PlaneRows, Vote
 from tunable_magmax.merging.options import MATCHED, USUAL, Options
 from tunable_magmax.merging.owners import MergedElements
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.cuts import Cut
 
 ENTRY_POINTS = "tunable_magmax.methods"
 """The group of entry points by which installed packages add methods."""

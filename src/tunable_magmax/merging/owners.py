@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.lottery import KEEP, LEFTOVERS, MASK, TIES_CUT, lottery_state
-from tunable_magmax.merging.cuts import EVERYTHING, LISTED, NOTHING, SAMPLE, Cut, Listed, Window
 from tunable_magmax.merging.kernels import (
     Chunk,
     Each,
@@ -32,6 +31,9 @@ from tunable_magmax.merging.kernels import (
     TensorPlace,
     TensorRange,
 )
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.cuts import Cut, Listed, Window
 
 Walk = Callable[..., Iterator[tuple[TensorRange, Any]]]
 """Applies a function to all chunks of some tensors: what `Walker.walk_chunks` does."""
@@ -187,6 +189,8 @@ class MergedElements:
 
     def largest(self, group: Group, wanted: Mapping[int, int], seed: int) -> dict[int, Cut]:
         """Returns for each task the cut that keeps the `wanted` elements of largest magnitude of a group."""
+        from tunable_magmax.merging.cuts import EVERYTHING, LISTED, NOTHING, SAMPLE, Cut, Window
+
         size, room = group.elements, max(SAMPLE, LISTED // len(wanted))
         states = {task: lottery_state(seed, TIES_CUT, task + 1) for task in wanted}
         cuts = {task: EVERYTHING if n else NOTHING for task, n in wanted.items() if n in (0, size)}
@@ -246,6 +250,7 @@ class Part:
 
     def scan(self, group: Group, windows: Sequence[Window]) -> list[tuple[int, Listed]]:
         """Counts and lists the elements of a group by windows: how many are above each, and those inside."""
+        from tunable_magmax.merging.cuts import NOTHING
 
         # Where nothing is counted, a small sample is drawn first, which spares the memory.
         stride = min(int(1 / window.rate) if window.above == NOTHING else 1 for window in windows)

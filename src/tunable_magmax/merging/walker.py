@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tunable_magmax.errors import InputError, plural
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.cuts import LISTED_BYTES
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange, padded, split_ranges
 from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import method_class
@@ -300,7 +299,11 @@ def plan_memory(
 
         matrices = [tensor for tensor in layout.mergeable if len(tensor.shape) == 2]
         matrix_bytes = max((working_bytes(m.shape, m.working.itemsize) for m in matrices), default=0)
-    beside = (LISTED_BYTES if method.counts_magnitudes else 0) + layout.factor_bytes + matrix_bytes
+    beside = layout.factor_bytes + matrix_bytes
+    if method.counts_magnitudes:
+        from tunable_magmax.merging.cuts import LISTED_BYTES
+
+        beside += LISTED_BYTES
     while True:
         # Each thread's chunk, its raw read, its merged vector and the result before a cast; then results to be written.
         vectors, ahead = (tasks + 1 if reads else 1) + 2, AHEAD * threads

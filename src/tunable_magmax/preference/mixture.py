@@ -132,11 +132,11 @@ def infer_mixture(evidence: Floats, groups: Groups, seed: int = 0) -> Mixture:
     class_shares: dict[Hashable, float] = {}
     for name, share in zip(groups.names, (np.concatenate(insides).mean(axis=0) / total).tolist(), strict=True):
         class_shares[name] = class_shares.get(name, 0.0) + share
-    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     mattering, logs = np.mean(facts, axis=0)
     return Mixture(
         weights=mean,
-        intervals=np.quantile(drawn, [tail, 1 - tail], axis=0).T,
+        intervals=np.stack([np.minimum(low, mean), np.maximum(high, mean)], axis=1),
         expected_error=float(np.abs(drawn - mean).sum(axis=1).mean() / 2),
         mattering=float(mattering),
         concentration=float(np.exp(logs)),

@@ -244,6 +244,8 @@ def predict(
         raise InputError(f"{out} holds the inputs: choose another file for the labels")
     if not inputs and not texts:
         raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
+    if not all(text.strip() for text in texts):
+        raise InputError("a text is empty: there is nothing to classify")
     if texts and (missing := [str(path) for path in inputs if not Path(path).exists()]):
         raise InputError(f"{missing[0]} does not exist; of several texts, each takes a --text of its own")
     classifier = load_classifier(model, reading.device, head=options.head)

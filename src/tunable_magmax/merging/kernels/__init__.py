@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.cuts import Cut, Listed, Window
+if TYPE_CHECKING:
+    from tunable_magmax.merging.cuts import Cut, Listed, Window
+
 
 Counts: TypeAlias = NDArray[np.int64] | None
 """Elements that each task gave; None where elements have no owners."""

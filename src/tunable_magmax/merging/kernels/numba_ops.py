@@ -8,14 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.cuts import Listed, Window
 from tunable_magmax.merging.kernels import (
     SLOTS,
     Chunk,
@@ -30,6 +29,9 @@ from tunable_magmax.merging.kernels import (
     padded,
 )
 from tunable_magmax.merging.owners import added
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.cuts import Listed, Window
 
 WINDOW = 1 << 16
 """Pages of a mapped file come and go in aligned windows of this many bytes."""
